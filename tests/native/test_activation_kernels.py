@@ -154,6 +154,60 @@ def test_the_gradient_of_a_relu_that_is_read_twice(shape: tuple[int, ...]) -> No
     assert_near(*run_both(model, feeds_of(shape)))
 
 
+# Shapes of x and of slopes: for each channel, for all, for a middle axis; more than one chunk.
+SLOPES = [
+    ((2, 5, 7, 11), (5, 1, 1)), ((3, 4), (1,)), ((1, 1), (1, 1)), ((3, 2, 9), (2, 1)),
+    ((6, 33), (6, 1)), ((0, 3, 4), (3, 1)), ((50_000,), (1,)),
+    ((3, 40, 70, 2), ()), ((1, 20, 300, 30), (20, 1, 1)),
+]  # fmt: skip
+
+
+def prelu_model(x: tuple[int | str, ...], slope: tuple[int, ...]) -> Any:
+    model = model_of([node("PRelu", "x slope")], x)
+    model.graph.input.append(helper.make_tensor_value_info("slope", TensorProto.FLOAT, slope))
+    return model
+
+
+def prelu_feeds(x: tuple[int, ...], slope: tuple[int, ...]) -> dict[str, Array]:
+    slopes = np.random.default_rng(1).normal(size=slope).astype(np.float32)
+    return feeds_of(x) | {"slope": slopes}
+
+
+@pytest.mark.parametrize(("shape", "slope"), SLOPES, ids=str)
+def test_prelu(shape: tuple[int, ...], slope: tuple[int, ...]) -> None:
+    feeds = prelu_feeds(shape, slope)
+    batches: list[tuple[int | str, ...]] = [shape, ("batch", *shape[1:])]
+    for declared in batches if len(shape) > len(slope) else batches[:1]:
+        made = gradient_with_functions(prelu_model(declared, slope), ["x", "slope"])
+        assert kinds_of(made) == {"PReluGrad"}
+        plain, native = run_both(made, feeds)
+        assert_near(plain, native, ulps=64)
+        for found, again in zip(native, run(made, feeds, native=True, threads=2), strict=True):
+            np.testing.assert_array_equal(found, again)
+    x, factor = (
+        torch.tensor(feeds[n], dtype=torch.float64, requires_grad=True) for n in ("x", "slope")
+    )
+    y = torch.where(x > 0, x, x * factor)
+    y.backward(torch.tensor(feeds["y_grad"], dtype=torch.float64))
+    assert x.grad is not None
+    assert factor.grad is not None
+    for found, wanted in zip(native[1:], (x.grad, factor.grad), strict=True):
+        scale = max(1.0, np.abs(feeds["y_grad"]).sum() / max(1, factor.numel()))
+        np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-6 * scale)
+
+
+@pytest.mark.parametrize("wrt", ["x", "slope"])
+def test_one_gradient_of_prelu(wrt: str) -> None:
+    made = gradient_with_functions(prelu_model((2, 5, 7), (5, 1)), [wrt])
+    assert_near(*run_both(made, prelu_feeds((2, 5, 7), (5, 1))), ulps=64)
+
+
+@pytest.mark.parametrize("slope", [(4,), (3, 4), (5, 1, 4)], ids=str)
+def test_prelu_with_other_slopes_stays_plain(slope: tuple[int, ...]) -> None:
+    made = gradient_with_functions(prelu_model((2, 5, 3, 4), slope), ["x", "slope"])
+    assert kinds_of(made) == set()
+
+
 def call(kind: str, *shapes: tuple[int, ...], types: str = "ff") -> None:
     """Run a kernel by itself on zeros."""
     kinds = {"f": TensorProto.FLOAT, "i": TensorProto.INT64}
@@ -180,6 +234,10 @@ def call(kind: str, *shapes: tuple[int, ...], types: str = "ff") -> None:
     run(model, feeds, native=True)
 
 
+def test_prelu_without_channels() -> None:
+    call("PReluGrad", (2, 0, 4), (2, 0, 4), (0, 1), types="fff")
+
+
 def test_what_does_not_fit_is_an_error() -> None:
     with pytest.raises(Exception, match="different shapes"):
         call("GeluGrad", (3,), (4,))
@@ -191,6 +249,14 @@ def test_what_does_not_fit_is_an_error() -> None:
         call("AddReluGrad", (3,), (3,))
     with pytest.raises(Exception, match="different shapes"):
         call("AddReluGrad", (3,), (3,), (4,), types="fff")
+    with pytest.raises(Exception, match="three are needed"):
+        call("PReluGrad", (3,), (3,))
+    with pytest.raises(Exception, match="does not fit"):
+        call("PReluGrad", (2, 3, 4), (2, 3, 4), (2, 1), types="fff")
+    with pytest.raises(Exception, match="more axes"):
+        call("PReluGrad", (3,), (3,), (1, 1), types="fff")
+    with pytest.raises(Exception, match="more than one axis"):
+        call("PReluGrad", (2, 3, 4), (2, 3, 4), (3, 4), types="fff")
     with pytest.raises(Exception, match="not of type float"):
         call("ReluGrad", (3,), (3,), types="fi")
     with pytest.raises(Exception, match="not of type float"):

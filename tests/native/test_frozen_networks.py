@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import onnxtrain
-from exporting import export
+from exporting import EXPORTERS, export
 from onnxtrain.device.loop.feature_cache import FrozenFeatures
 from onnxtrain.offline.passes import frozen_blocks
 from zoo import MobileNetV2
@@ -56,7 +56,7 @@ def losses_of(folder: Path, *, native: bool) -> list[float]:
     return [float(session.step(IMAGES, LABELS)[0]) for _ in range(4)]
 
 
-@pytest.mark.parametrize("exporter", ["torchscript", "torchscript-folded", "dynamo-optimized"])
+@pytest.mark.parametrize("exporter", [*EXPORTERS, "torchscript-folded"])
 def test_all_blocks_run_native(exporter: str, tmp_path: Path) -> None:
     folder = prepared(tmp_path / "frozen", exporter)
     for graph in ("training_model.onnx", "step_model.onnx"):

@@ -134,6 +134,20 @@ def test_options_for_several_sessions() -> None:
         runs_kernels(graph_of("Conv_0", "ConvGradNewest_1", settings=settings))
 
 
+def test_options_that_grow_leave_those_of_others_alone() -> None:
+    library, name = native.native_status().library, "Conv_7001"
+    own, shared = ort.SessionOptions(), ort.SessionOptions()
+    with library.registered(own, ["Conv_0"], is_shared=False):
+        pass
+    for functions in (["Conv_0"], ["Conv_0", name]):
+        with library.registered(shared, functions, is_shared=True):
+            pass
+    model = model_of(name).data.tobytes()
+    for options, size in ((own, 4), (shared, 2)):
+        (y,) = ort.InferenceSession(model, options, providers=CPU).run(None, {"x": X, "w": W})
+        assert y.shape[2] == size
+
+
 def test_a_function_that_makes_options() -> None:
     settings = Settings(CPU, ort.SessionOptions)
     assert all(runs_kernels(graph_of(f"Conv_{i}", settings=settings)) for i in range(3))

@@ -112,3 +112,25 @@ def test_upstreams_function_does_what_the_model_says_and_tells(tmp_path: Path) -
 def test_a_mode_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="bn is 'auto', 'batch', 'frozen' or 'model'"):
         prepare(network(), tmp_path, bn="none")  # type: ignore[arg-type]
+
+
+def test_statistics_of_a_layer_that_is_used_twice_are_updated_twice(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    given = {n: random.standard_normal(4).astype(np.float32) for n in ("scale", "bias", "mean")}
+    given |= {"var": np.ones(4, np.float32), "w": random.standard_normal((4, 3), np.float32)}
+    statistics = ["scale", "bias", "mean", "var"]
+    nodes = [
+        helper.make_node("BatchNormalization", ["x", *statistics], ["a"], momentum=0.5),
+        helper.make_node("Tanh", ["a"], ["b"]),
+        helper.make_node("BatchNormalization", ["b", *statistics], ["c"], momentum=0.5),
+        helper.make_node("MatMul", ["c", "w"], ["y"]),
+    ]
+    both = model(nodes, [value("x", ["n", 4])], [value("y", ["n", 3])], given)
+    onnxtrain.prepare(both, tmp_path / "artifacts", bn="batch")
+    session = onnxtrain.TrainingSession(tmp_path / "artifacts")
+    x = random.standard_normal((8, 4)).astype(np.float32)
+    session.step(x, np.arange(8) % 3)
+    first = 0.5 * given["mean"] + 0.5 * x.mean(0)
+    normalized = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5) * given["scale"] + given["bias"]
+    expected = 0.5 * first + 0.5 * np.tanh(normalized).mean(0)
+    np.testing.assert_allclose(session.get_parameter("mean"), expected, rtol=1e-4, atol=1e-6)

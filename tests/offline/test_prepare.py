@@ -149,12 +149,20 @@ def test_an_optimizer_with_clipping_by_name() -> None:
     assert isinstance(made.clip_grad, optimizers.ClipGradNorm)
 
 
+@pytest.mark.parametrize("word", ["true", "True"])
+def test_flags_by_name(word: str) -> None:
+    made = make_named(f"sgd:momentum=0.9,nesterov={word}", optimizers.BY_NAME, "optimizer")
+    assert made.nesterov is True
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("adagrd", "none of adamw, .*did you mean 'adagrad'"),
         ("adamw:decay=1", "adamw has no decay: it has .*weight_decay"),
         ("adamw:0.1", "written name=value, not '0.1'"),
+        ("sgd:nesterov=maybe", "nesterov takes a value such as False, not 'maybe'"),
+        ("sgd:momentum=much", "momentum takes a value such as 0.0, not 'much'"),
     ],
 )
 def test_names_that_mean_nothing(text, message) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import onnxtrain
 from exporting import EXPORTERS, export
 from onnxtrain import TrainingSession
 from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
@@ -97,3 +98,20 @@ def test_exported_networks(name: str, exporter: str, tmp_path: Path) -> None:
     labels = np.array([0, 1, 2, 0, 1, 2])
     losses = [float(training.step(x, labels)) for _ in range(60)]
     assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_the_new_layer_is_what_trains(name: str, exporter: str, tmp_path: Path) -> None:
+    """It is not taken for the layer whose parameters the exporter's notes still name."""
+    make, shape = NETS[name]
+    model = export(make().eval(), torch.randn(6, *shape), exporter)
+    onnxtrain.prepare(model, tmp_path / "artifacts", classes=3, train="head.*")
+    training = TrainingSession(tmp_path / "artifacts")
+    assert {n for n, p in training.state.parameters if p.requires_grad} == {
+        "head.weight",
+        "head.bias",
+    }
+    before = training.get_parameter("head.bias")
+    training.step(np.ones((6, *shape), np.float32), np.array([0, 1, 2, 0, 1, 2]))
+    assert (training.get_parameter("head.bias") != before).all()

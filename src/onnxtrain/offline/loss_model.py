@@ -15,6 +15,7 @@ from onnxtrain.errors import NotDifferentiableError, UnknownNameError
 from onnxtrain.offline.frontend.fused import expand_trained
 from onnxtrain.offline.graph.shapes import dims_of, is_float
 from onnxtrain.offline.passes.batch_norm import BatchNormMode, set_batch_norm_mode
+from onnxtrain.offline.passes.layer_norm import join_layer_norms
 from onnxtrain.offline.passes.linear_layers import join_linear_layers
 from onnxtrain.offline.passes.quantize.nonfinite import keep_nonfinite
 from onnxtrain.offline.passes.quantize.ranges import track_ranges
@@ -53,6 +54,7 @@ def loss_model(
     graph = model.graph
     updates = set_batch_norm_mode(model, bn, keep_statistics=True)
     updates |= track_ranges(model)
+    join_layer_norms(model)
     join_linear_layers(model)
     data = frozenset(str(v.name) for v in graph.inputs if v.name not in graph.initializers)
     choose_outputs(graph, outputs)

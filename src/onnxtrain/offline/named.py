@@ -11,6 +11,8 @@ from typing import Any
 from onnxtrain.errors import ArgumentError, ArgumentTypeError
 from onnxtrain.offline.optimizers import BY_NAME, ClipGradNorm, Optimizer
 
+_WORDS = {"true": True, "false": False, "none": None}
+
 
 def make_named(text: str, table: Mapping[str, Callable[..., Any]], argument: str) -> Any:
     """Make what a text names, such as "sgd:momentum=0.9"; `argument` is what it was given as."""
@@ -31,6 +33,12 @@ def make_named(text: str, table: Mapping[str, Callable[..., Any]], argument: str
         raise ArgumentError(
             f"{argument} is {text!r}, but {name} has no {wrong[0]}: it has {', '.join(known)}"
         )
+    for key, value in given.items():
+        usual = known[key].default
+        if isinstance(value, str) and isinstance(usual, bool | int | float):
+            raise ArgumentError(
+                f"{argument} is {text!r}, but {key} takes a value such as {usual!r}, not {value!r}"
+            )
     return kind(**given)
 
 
@@ -38,6 +46,8 @@ def _setting(item: str, text: str) -> tuple[str, Any]:
     key, equals, value = (part.strip() for part in item.partition("="))
     if not equals or not key.isidentifier():
         raise ArgumentError(f"{text!r}: settings are written name=value, not {item.strip()!r}")
+    if value.lower() in _WORDS:
+        return key, _WORDS[value.lower()]
     try:
         return key, ast.literal_eval(value)
     except (ValueError, SyntaxError):

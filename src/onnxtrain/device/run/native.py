@@ -91,6 +91,9 @@ class Library:
     def _extend(self, options: Any, functions: Sequence[str]) -> None:
         shared = self._shared.get(options)
         if shared is None:
+            # Other options may hold the domain of these names: this one grows, and needs its own.
+            self.served(functions)
+            self._loaded.onnxtrain_last_domain()
             names = self._register(options, functions)
             shared = _Shared(self._loaded.onnxtrain_last_domain())
             self._shared[options] = shared

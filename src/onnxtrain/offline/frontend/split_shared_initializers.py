@@ -58,6 +58,7 @@ def _split_calls(graph: ir.Graph) -> None:
     its running variance: both are ones.
     """
     modules = _modules(graph)
+    mentioned = {state for node in graph for state in states_called(node)}
     for node in list(graph):
         given = [
             (index, value)
@@ -71,7 +72,8 @@ def _split_calls(graph: ir.Graph) -> None:
         if any(state in names and name != state for name, state in zip(names, called, strict=True)):
             continue  # in another order
         for (index, value), name, state in zip(given, names, called, strict=True):
-            if name != state and _may_be_shared(value) and not folded_from(value):
+            is_another = name != state and name in mentioned  # and not renamed by another tool
+            if is_another and _may_be_shared(value) and not folded_from(value):
                 _use_own(graph, node, index, dotted(state, modules, str(value.name)))
 
 

@@ -8,7 +8,7 @@ the declarations have turned out wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import onnx
 
@@ -41,6 +41,7 @@ def settled(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     varies = any(not isinstance(dim, int) for info in graph.input for dim in _dims(info))
     pairs = {name: (_dims(info), found.get(name)) for name, info in declared.items()}
     doubtful = any(_contradicts(stated, dims, names) for stated, dims in pairs.values())
+    meant = {} if doubtful else _meant(pairs.values(), names)
     result = []
     for name, (given, dims) in pairs.items():
         stated = given
@@ -51,7 +52,7 @@ def settled(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
         info = onnx.ValueInfoProto(name=name)
         info.type.tensor_type.elem_type = declared[name].type.tensor_type.elem_type
         if stated or dims is not None or name not in outputs:  # else it is a scalar by no account
-            _set(info, _merged(stated, dims, names))
+            _set(info, _merged(stated, None if dims is None else _renamed(dims, meant), names))
         result.append(info)
     return result
 
@@ -89,6 +90,24 @@ def _inferred(proto: onnx.ModelProto) -> dict[str, _Dims]:
         infos = (*result.graph.value_info, *result.graph.output)
         return {i.name: _dims(i) for i in infos if i.type.tensor_type.HasField("shape")}
     return {}
+
+
+def _meant(pairs: Iterable[tuple[_Dims, _Dims | None]], names: set[str]) -> dict[str, str]:
+    """Return which sizes of the inputs the names that inference has made up stand for.
+
+    So say declarations: all that give such a size a name give it that one.
+    """
+    stated: dict[str, set[_Dim]] = {}
+    for given, found in pairs:
+        for old, new in zip(given, found or (), strict=False):
+            if isinstance(new, str) and new not in names and old is not None:
+                stated.setdefault(new, set()).add(old)
+    alone = {new: next(iter(olds)) for new, olds in stated.items() if len(olds) == 1}
+    return {new: old for new, old in alone.items() if isinstance(old, str) and old in names}
+
+
+def _renamed(dims: _Dims, meant: Mapping[str, str]) -> _Dims:
+    return [meant.get(dim, dim) if isinstance(dim, str) else dim for dim in dims]
 
 
 def _merged(stated: _Dims, found: _Dims | None, names: set[str]) -> _Dims:

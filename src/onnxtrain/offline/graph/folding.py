@@ -53,6 +53,28 @@ def fold_integers(graph: ir.Graph, opset: int, *, sizes: bool = False) -> bool:
     return folded
 
 
+def fold_known_dims(graph: ir.Graph) -> bool:
+    """Replace a size that is picked from a shape of which it is known; tell whether there was one.
+
+    So a half of the last axis, as of rotary positions, is known although the batch is not.
+    """
+    folded = False
+    for node in [n for n in graph if n.op_type == "Gather" and n.domain == ""]:
+        shape, index = node.inputs
+        maker = None if shape is None else shape.producer()
+        places = constant_array(index)
+        if maker is None or maker.op_type != "Shape" or maker.domain or places is None:
+            continue
+        dims = dims_read(maker)
+        if dims is None or places.size != 1 or not -len(dims) <= places.item() < len(dims):
+            continue
+        size = dims[places.item()]
+        if isinstance(size, int) and not node.outputs[0].is_graph_output():
+            replace_by_initializer(graph, node, ir.tensor(np.full(places.shape, size, np.int64)))
+            folded = True
+    return folded
+
+
 def _folds(node: ir.Node) -> bool:
     """Tell whether all that a node reads are small integer constants."""
     if node.domain != "" or node.op_type not in FOLDS_INTEGERS | {"ConstantOfShape", "Expand"}:

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError, ShapeInferenceError
-from onnxtrain.offline.graph.folding import fold_integers
+from onnxtrain.offline.graph.folding import fold_integers, fold_known_dims
 from onnxtrain.offline.graph.limits import require_moderate_shapes
 from onnxtrain.offline.graph.loop_shapes import infer_with_loops
 from onnxtrain.offline.graph.ranks import learn_ranks, learn_ranks_from_use
@@ -86,6 +86,11 @@ def infer_shapes(model: ir.Model) -> None:
     """
     fold_integers(model.graph, model.opset_imports[""])
     _infer_forwards(model)
+    if fold_known_dims(model.graph) and fold_integers(model.graph, model.opset_imports[""]):
+        for value in (v for n in model.graph for v in n.outputs):
+            if value.shape is not None and any("unk__" in str(d) for d in value.shape):
+                value.shape = None  # names that were made up would hide those that are found now
+        _infer_forwards(model)
     bodies = (*model.graph.subgraphs(), model.graph)
     if any([learn_ranks_from_use(body) for body in bodies]):
         _infer_forwards(model)

@@ -112,7 +112,7 @@ def _update_statistics(graph: ir.Graph) -> dict[str, ir.Value]:
                 node.replace_input_with(index, latest[statistic])
             updated = node.outputs[index - 2]
             if index - 2 >= len(given) or not given[index - 2]:
-                updated.name = names.fresh(f"{statistic.name}{UPDATED}")
+                updated.name = names.fresh(f"{statistic.name}.latest")
             latest[statistic] = updated
     made = {}
     for statistic, updated in latest.items():

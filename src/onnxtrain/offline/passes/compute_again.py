@@ -32,26 +32,29 @@ def compute_again(graph: ir.Graph, names: Names) -> None:
     """Let products of the backward pass read outputs that gradients compute once more."""
     groups = kernel_groups(graph)
     named = {str(v.name): v for v in values_of(graph)}
-    gradients = {
-        (group.kind, inputs[_X]): (group, inputs)
-        for group, nodes in groups.items()
-        if group.kind.endswith("Grad")
-        and (inputs := input_values(group, nodes, named)) is not None
-        and len(inputs) > _X
-    }
+    gradients: dict[tuple[str, ir.Value], list[tuple[KernelGroup, list[ir.Value]]]] = {}
+    for group, nodes in groups.items():
+        inputs = input_values(group, nodes, named) if group.kind.endswith("Grad") else None
+        if inputs is not None and len(inputs) > _X:
+            gradients.setdefault((group.kind, inputs[_X]), []).append((group, inputs))
     for group, nodes in groups.items():
         inputs = input_values(group, nodes, named) if group.kind in _PLACES else None
         if inputs is None:
             continue
         kind, place = f"{group.kind}Grad", _PLACES[group.kind]
-        gradient, given = gradients.get((kind, inputs[0]), (None, []))
-        y = output_values(group, nodes)[0]
-        if gradient is None or y is None or y.is_graph_output():
+        y, *statistics = output_values(group, nodes)
+        # Several layers may read one x: theirs is the gradient that reads what they computed.
+        candidates = gradients.get((kind, inputs[0]), [])
+        own_mean = {v for v in statistics[:1] if v is not None}
+        found = next((c for c in candidates if own_mean <= set(c[1])), None)
+        if found is None or y is None or y.is_graph_output():
             continue
+        gradient, given = found
         own = _in_order(groups[gradient])
         reads = _reads_after(y, ancestors(own))
         if not reads:
             continue
+        candidates.remove(found)  # a gradient computes one output again
         kept = _with_output(group, nodes, inputs, y, place, names)
         again = copied_behind(own[-1], kept, names)
         more = [kept, *inputs[2:]]  # the bias, if there is one

@@ -10,11 +10,11 @@ from functools import partial
 
 import onnx_ir as ir
 
-from onnxtrain.offline.autodiff.registry import Cotangents, optional, output_of, rule
+from onnxtrain.offline.autodiff.registry import Cotangents, optional, output_of, required, rule
 from onnxtrain.offline.autodiff.rules.elementwise import unary
 from onnxtrain.offline.graph.kernels import mark_kernel
 from onnxtrain.offline.graph.ops import Ops
-from onnxtrain.offline.graph.shapes import constant_array
+from onnxtrain.offline.graph.shapes import constant_array, static_dims
 
 # ---- piecewise linear --------------------------------------------------------------------------
 
@@ -38,12 +38,21 @@ unary("HardSigmoid", notes="0 at both ends", kernel="HardSigmoidGrad", reads="y"
 )
 
 
-@rule("PRelu", broadcasts=True, notes="slope at 0")
+@rule("PRelu", notes="slope at 0")
 def prelu(op: Ops, node: ir.Node, dy: ir.Value) -> Cotangents:
     """Dx = dy where x > 0, slope dy elsewhere; dslope = x dy where x ≤ 0."""
-    x, slope = node.inputs
-    positive = op.Greater(x, 0.0)
-    return op.Where(positive, dy, dy * slope), op.Where(positive, 0.0, dy * x)
+    x, slope = required(node, 2)
+
+    def write() -> list[ir.Value]:
+        positive = op.Greater(x, 0.0)
+        dslope = op.sum_to(op.Where(positive, 0.0, dy * x), slope)
+        return [op.Where(positive, dy, dy * slope), dslope]
+
+    sizes = static_dims(slope)
+    # The kernel is for a slope for each channel, which has elements behind it, or for all.
+    if sizes is None or sum(size != 1 for size in sizes) > 1 or sizes[-1:] not in ((), (1,)):
+        return tuple(write())
+    return tuple(op.kernel("PReluGrad", [dy, x, slope], write))
 
 
 @unary("HardSwish", notes="0 at -3, 1 at 3", kernel="HardSwishGrad", forward="HardSwish")

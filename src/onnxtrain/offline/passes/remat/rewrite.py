@@ -13,7 +13,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.control_dependencies import flag_of
-from onnxtrain.offline.graph.kernels import KernelGroup, mark_copy, rename_kernel_inputs
+from onnxtrain.offline.graph.kernels import (
+    KernelGroup,
+    mark_copy,
+    place_of,
+    rename_kernel_inputs,
+)
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, dims_of, static_dims
 from onnxtrain.offline.graph.subgraphs import subgraphs_of, values_of
@@ -87,6 +92,8 @@ class _CopyWriter:
                 value, flag = step.reads
                 self._values[step.makes[0]] = self._wait(self._values[value], gates[flag])
         self._let_kernels_read_copies(late, layers, kept)
+        # A Shape whose result onnxruntime knows beforehand is not late, what it reads may be.
+        self._graph.sort()
         return copies
 
     def _let_kernels_read_copies(
@@ -96,7 +103,10 @@ class _CopyWriter:
         gone = layers.copied(kept)
         lost = (n for n, maker in layers.maker.items() if maker in gone and n not in layers.fixed)
         copies = {name: self._values.get(f"{name}{AGAIN}") for name in lost}
-        rename_kernel_inputs(late, {n: None if v is None else v.name for n, v in copies.items()})
+        # The nodes of a gradient that are not late themselves have to stay in its group.
+        groups = {mark[0] for n in late if (mark := place_of(n)) is not None}
+        marked = [n for n in self._graph if (mark := place_of(n)) and mark[0] in groups]
+        rename_kernel_inputs(marked, {n: None if v is None else v.name for n, v in copies.items()})
 
     def _reconnect(self, node: ir.Node, step: Step) -> None:
         """Let a late node, and what is in it, read copies."""
