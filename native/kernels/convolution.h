@@ -152,11 +152,9 @@ struct Group {
   }
 
   void weight_gradient(const float* x, const float* dy, float* dw) const {
-    if (suits_winograd(of)) {
-      winograd::convolve_weight_gradient(input_image(of), output_image(of), of.batch, of.in_channels, of.out_channels,
-                                         x, dy, dw, rounded, parallel);
-      if (all_finite(dw, of.out_channels * columns())) return;  // or a tap may have what is another one's
-    }
+    if (suits_winograd(of))
+      return winograd::convolve_weight_gradient(input_image(of), output_image(of), of.batch, of.in_channels,
+                                                of.out_channels, x, dy, dw, rounded, parallel);
     const int64_t out = of.out_size(), depth = of.batch * out;
     const ChannelRows gradients{dy, y_stride(), out};
     if (is_pointwise(of))

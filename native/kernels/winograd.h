@@ -296,10 +296,11 @@ struct Forward {
         const int64_t width = weights.width(own);
         const float* right = mapped + (own - panel) * panel_size() + p * weights.in * width;
         float* to = sums + (p * kTogether + own - panel) * cut.size * kColumns;
-        for (int64_t k = 0; k < weights.in; k += kDepth) {
+        constexpr int64_t kPart = 2 * kDepth;  // a sum of all would lose digits
+        for (int64_t k = 0; k < weights.in; k += kPart) {
           const int64_t at = rounded ? k / 2 : k;
           for (int64_t i = 0; i < cut.pieces; ++i)
-            add_panels(std::min(kDepth, weights.in - k),
+            add_panels(std::min(kPart, weights.in - k),
                        points + (p * cut.size + cut.begin(i)) * deep + at * cut.length(i), cut.length(i),
                        right + at * width, width, to + cut.begin(i) * kColumns, kColumns, k == 0, rounded);
         }
