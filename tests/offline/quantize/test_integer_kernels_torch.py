@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import zoo
+from exporting import EXPORTERS
 
 
 class SmallMobileNet(nn.Module):
@@ -122,13 +123,15 @@ NETWORKS: dict[str, tuple[Any, tuple[int, ...], set[str]]] = {
 }  # fmt: skip
 
 
-def exported(net: nn.Module, x: torch.Tensor, dynamo: bool) -> onnx.ModelProto:
+def exported(net: nn.Module, x: torch.Tensor, exporter: str) -> onnx.ModelProto:
     net = copy.deepcopy(net).eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if dynamo:
-            batch = ({0: torch.export.Dim("batch")},)
-            made = torch.onnx.export(net, (x,), dynamo=True, dynamic_shapes=batch, verbose=False)
+        if exporter != "torchscript":
+            made = torch.onnx.export(
+                net, (x,), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},),
+                verbose=False, optimize=exporter == "dynamo-optimized",
+            )  # fmt: skip
             assert made is not None
             return made.model_proto
         file = io.BytesIO()
@@ -139,9 +142,9 @@ def exported(net: nn.Module, x: torch.Tensor, dynamo: bool) -> onnx.ModelProto:
     return onnx.load_from_string(file.getvalue())
 
 
-@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+@pytest.mark.parametrize("exporter", EXPORTERS)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_products_run_on_integers(name: str, dynamo: bool, tmp_path: Path) -> None:
+def test_products_run_on_integers(name: str, exporter: str, tmp_path: Path) -> None:
     make, shape, in_floats = NETWORKS[name]
     torch.manual_seed(0)
     net, x = make(), torch.randn(shape)
@@ -149,7 +152,7 @@ def test_products_run_on_integers(name: str, dynamo: bool, tmp_path: Path) -> No
     with torch.no_grad():
         for _ in range(5):
             net(torch.randn(shape))  # statistics of its norms
-    model = exported(net, x, dynamo)
+    model = exported(net, x, exporter)
     feeds = {model.graph.input[0].name: x.numpy()}
     path = deploy(model, tmp_path, feeds)
     left = Counter({op: n for op, n in float_operators(path).items() if op not in in_floats})

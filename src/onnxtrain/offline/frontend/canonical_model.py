@@ -29,6 +29,7 @@ from onnxtrain.offline.frontend.inline import inline_functions
 from onnxtrain.offline.frontend.load import ModelLike, check_opset, load
 from onnxtrain.offline.frontend.sequences import dissolve_sequences, drop_unit_splits
 from onnxtrain.offline.frontend.split_shared_initializers import split_shared_initializers
+from onnxtrain.offline.frontend.torch_forms import settle_torch_forms
 from onnxtrain.offline.frontend.unofficial import adopt_unofficial
 from onnxtrain.offline.frontend.upgrade import upgrade_to_floor
 from onnxtrain.offline.graph.error_context import model_error_context
@@ -78,42 +79,8 @@ def canonical_model(model: ModelLike, *, located: bool = False) -> ir.Model:
             infer_shapes(loaded)
             take_known_branches(loaded)
         spell_out_pads(loaded)
-        settle_casts(loaded)
-        drop_zero_biases(loaded)
+        settle_torch_forms(loaded)
         return loaded
-
-
-def drop_zero_biases(model: ir.Model) -> None:
-    """Leave out biases that are computed as zeros: torch's exporter gives one to each Conv."""
-    for node in model.graph.all_nodes():
-        if node.op_type not in ("Conv", "ConvTranspose") or node.domain or len(node.inputs) < 3:
-            continue
-        maker = None if node.inputs[2] is None else node.inputs[2].producer()
-        if maker is None or maker.op_type != "Expand" or maker.domain:
-            continue
-        value = constant_array(maker.inputs[0])
-        if value is not None and value.size == 1 and not value.any():
-            node.resize_inputs(2)
-
-
-def settle_casts(model: ir.Model) -> None:
-    """Let no node read a value for its type alone: torch's exporter writes CastLike everywhere.
-
-    Such a reader would keep kernels from taking in what reads the value for its numbers.
-    """
-    for node in [n for n in model.graph.all_nodes() if n.op_type == "CastLike" and n.domain == ""]:
-        value, like = node.inputs
-        result = node.outputs[0]
-        if value is None or like is None or like.dtype is None or value.dtype is None:
-            continue
-        if value.dtype == like.dtype and not result.is_graph_output():
-            ir.convenience.replace_all_uses_with(result, value)
-            assert isinstance(node.graph, ir.Graph)
-            node.graph.remove(node, safe=True)
-        else:
-            node.op_type = "Cast"
-            node.resize_inputs(1)
-            node.attributes["to"] = ir.AttrInt64("to", int(like.dtype))
 
 
 def lift_constants(graph: ir.Graph) -> None:

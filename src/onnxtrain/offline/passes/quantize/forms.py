@@ -1,6 +1,7 @@
 """Forms for which onnxruntime has kernels of integers, in the place of others that mean the same.
 
 - MatMul and Add of a bias become Gemm, whose integer kernel adds the bias as 32-bit integers;
+- a weight that is transposed before its product is stored transposed;
 - the mean over all positions of an image becomes GlobalAveragePool;
 - zeros that are padded before Conv become padding of Conv itself;
 - Relu and Clip move in front of what only moves elements (Relu behind MaxPool), next to the layer
@@ -9,6 +10,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.initializers import remove_node
@@ -34,6 +36,28 @@ def write_integer_forms(model: ir.Model) -> None:
                 _pad_inside(graph, node)
     while any([_move_bounds(graph, node) for node in list(graph)]):
         pass
+
+
+def store_turned_weights(graph: ir.Graph) -> None:
+    """Store matrices as products read them, where torch's newer exporter transposes them each time.
+
+    A weight that is computed would be taken for data, and stay a float.
+    """
+    for node in [n for n in graph if n.op_type == "Transpose" and n.domain == ""]:
+        weight, turned = node.inputs[0], node.outputs[0]
+        sizes = None if weight is None else static_dims(weight)
+        if weight is None or weight.const_value is None or sizes is None or len(sizes) != 2:
+            continue
+        readers = {(user.op_type, user.domain, index) for user, index in turned.uses()}
+        is_input = weight.is_graph_input() or turned.is_graph_output()
+        if is_input or len(weight.uses()) != 1 or readers != {("MatMul", "", 1)}:
+            continue
+        if list(node.attributes.get_ints("perm", (1, 0))) == [1, 0]:
+            array = np.ascontiguousarray(weight.const_value.numpy().T)
+            weight.const_value = ir.tensor(array, name=weight.name)
+            weight.shape = ir.Shape(array.shape)
+            ir.convenience.replace_all_uses_with(turned, weight)
+            graph.remove(node, safe=True)
 
 
 def _join_bias(op: Ops, product: ir.Node) -> None:

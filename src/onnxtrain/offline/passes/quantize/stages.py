@@ -7,7 +7,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from onnxtrain.offline.passes.fold_batch_norm import fold_batch_norm
-from onnxtrain.offline.passes.quantize.forms import write_integer_forms
+from onnxtrain.offline.passes.quantize.forms import store_turned_weights, write_integer_forms
 from onnxtrain.offline.passes.quantize.lift import Lifted, keep_places, lift
 from onnxtrain.offline.passes.quantize.places import Places, find_places
 from onnxtrain.offline.quantize import Quantize
@@ -22,6 +22,7 @@ def make_ready(model: ir.Model, settings: Quantize) -> tuple[Lifted, tuple[str, 
     if lifted.ranges and settings.has_integer_activations:
         return lifted, ()
     notes = fold_batch_norm(model)
+    store_turned_weights(model.graph)
     if settings.has_integer_activations:
         write_integer_forms(model)
     return lifted, notes
