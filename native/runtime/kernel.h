@@ -82,16 +82,18 @@ class Run {
  private:
   struct Place {
     size_t index;
-    bool written;
     uintptr_t begin, end;
   };
 
-  void require_apart(const Tensor& tensor, size_t index, bool written) const;
+  static Place place_of(const Tensor& tensor, size_t index);
+  static bool are_apart(const Place& one, const Place& other);
+  bool may_share(const Place& given, const Place& made) const;
 
   const OrtApi* api_;
   OrtKernelContext* context_;
   Sharing sharing_;
-  mutable std::vector<Place> seen_;
+  mutable std::vector<Place> read_;
+  std::vector<Place> written_;
 };
 
 class Kernel {

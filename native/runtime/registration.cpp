@@ -326,37 +326,46 @@ size_t Run::output_count() const {
   return count;
 }
 
+constexpr char kOverlap[] = "an output overlaps another tensor";
+
 Tensor Run::input(size_t index) const {
   const OrtValue* value = nullptr;
   check(api_, ONNXTRAIN_CALL(api_, KernelContext_GetInput)(context_, index, &value));
   const Tensor given = tensor_of(api_, const_cast<OrtValue*>(value));
-  require_apart(given, index, false);
+  if (sharing_ == Sharing::checked_by_kernel || given.elements == 0) return given;
+  const Place own = place_of(given, index);
+  for (const Place& made : written_) require(may_share(own, made) || are_apart(own, made), kOverlap);
+  read_.push_back(own);
   return given;
 }
 
+// Outputs are written while inputs are still read, among them labels and lengths that were checked before.
 Tensor Run::output(size_t index, const Shape& shape) {
   elements_of(shape);
   OrtValue* value = nullptr;
   check(api_, ONNXTRAIN_CALL(api_, KernelContext_GetOutput)(context_, index, shape.data(), shape.size(), &value));
   require(value != nullptr, "an output is left out, and the kernel computes it");
   const Tensor made = tensor_of(api_, value);
-  require_apart(made, index, true);
+  if (sharing_ == Sharing::checked_by_kernel || made.elements == 0) return made;
+  const Place own = place_of(made, index);
+  for (const Place& given : read_) require(may_share(given, own) || are_apart(given, own), kOverlap);
+  for (const Place& other : written_) require(other.index == index || are_apart(other, own), kOverlap);
+  written_.push_back(own);
   return made;
 }
 
-// Outputs are written while inputs are still read, among them labels and lengths that were checked before.
-void Run::require_apart(const Tensor& tensor, size_t index, bool written) const {
-  if (sharing_ == Sharing::checked_by_kernel || tensor.elements == 0) return;
+Run::Place Run::place_of(const Tensor& tensor, size_t index) {
   const auto begin = reinterpret_cast<uintptr_t>(tensor.data);
-  const Place own{index, written, begin, begin + static_cast<uintptr_t>(tensor.elements * size_of_type(tensor.type))};
-  for (const Place& other : seen_) {
-    const bool both_read = !own.written && !other.written;
-    const bool is_same = own.written == other.written && own.index == other.index;
-    const bool in_place = sharing_ == Sharing::first && own.index == 0 && other.index == 0 && own.begin == other.begin;
-    require(both_read || is_same || in_place || own.end <= other.begin || other.end <= own.begin,
-            "an output overlaps another tensor");
-  }
-  seen_.push_back(own);
+  return {index, begin, begin + static_cast<uintptr_t>(tensor.elements * size_of_type(tensor.type))};
+}
+
+// Whether an output may be an input: the first one in the place of the first one.
+bool Run::may_share(const Place& given, const Place& made) const {
+  return sharing_ == Sharing::first && given.index == 0 && made.index == 0 && given.begin == made.begin;
+}
+
+bool Run::are_apart(const Place& one, const Place& other) {
+  return one.end <= other.begin || other.end <= one.begin;
 }
 
 void Run::parallel(int64_t count, const std::function<void(int64_t)>& work) const {
