@@ -43,10 +43,10 @@ def compute_again(graph: ir.Graph, names: Names) -> None:
             continue
         kind, place = f"{group.kind}Grad", _PLACES[group.kind]
         y, *statistics = output_values(group, nodes)
-        # Several layers may read one x: theirs is the gradient that reads what they computed.
+        # Several layers may read one x: theirs is the gradient that reads their scale and mean.
         candidates = gradients.get((kind, inputs[0]), [])
-        own_mean = {v for v in statistics[:1] if v is not None}
-        found = next((c for c in candidates if own_mean <= set(c[1])), None)
+        theirs = {v for v in (*inputs[1:2], *statistics[:1]) if v is not None}
+        found = next((c for c in candidates if theirs <= set(c[1])), None)
         if found is None or y is None or y.is_graph_output():
             continue
         gradient, given = found
