@@ -159,6 +159,8 @@ def test_what_is_in_doubt_is_told(tmp_path: Path) -> None:
     given = network(nodes, tensors)
     (note,) = onnxtrain.prepare(given, tmp_path / "doubt", loss="mse").notes
     assert note.startswith("what may be learned or fixed does not train: 'mean', 'std'.")
+    decided = onnxtrain.prepare(given, tmp_path / "decided", loss="mse", freeze=["mean", "st?"])
+    assert not decided.notes
     named = onnxtrain.prepare(given, tmp_path / "named", loss="mse", train=["w", "mean"])
     assert named.notes == ()
 

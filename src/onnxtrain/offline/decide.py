@@ -66,7 +66,7 @@ def decide(
         raise nothing_trains(found, forward.train, freeze)
     weights, without_gradient = found.weight_forms(), found.without_gradient()
     mode, at_rest = choose_batch_norm_mode(canonical, bn or "auto", weights, trains)
-    left_out = notes_on_left_out(found, trains, forward.train)
+    left_out = notes_on_left_out(found, trains, forward.train, listed(freeze) or ())
     notes, folded = (*left_out, *notes_on_integers(found), *at_rest), tuple[str, ...]()
     trains, tied = tie_trained(canonical, trains, tied)
     if quantize is not None:

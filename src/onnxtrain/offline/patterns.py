@@ -81,7 +81,9 @@ def nothing_trains(found: Survey, train: object, freeze: object) -> OnnxTrainErr
     return OnnxTrainError(f"there is an optimizer but nothing trains: {why}")
 
 
-def notes_on_left_out(found: Survey, trains: Sequence[str], asked: object) -> Iterator[str]:
+def notes_on_left_out(
+    found: Survey, trains: Sequence[str], asked: object, freeze: Iterable[str] = ()
+) -> Iterator[str]:
     """Say what does not train though it may be meant to, and warn of weights without a gradient.
 
     Who asks for such weights by name gets an error instead. Where no gradient is needed, say that
@@ -110,7 +112,8 @@ def notes_on_left_out(found: Survey, trains: Sequence[str], asked: object) -> It
             f"{len(found.unreached)} weights do not train, because {', '.join(found.cut_by)} ends "
             f"the gradient before them. The other {len(trains)} do."
         )
-    if asked is None and (doubts := [n for n in _in_doubt(found) if n not in trains]):
+    settled = {*trains, *(match for name in freeze for match in _matching(name, found))}
+    if asked is None and (doubts := [n for n in _in_doubt(found) if n not in settled]):
         yield (
             f"what may be learned or fixed does not train: {some_of(doubts, 3)}. If it is learned, "
             "name it in train="

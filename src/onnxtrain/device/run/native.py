@@ -75,30 +75,23 @@ class Library:
         no other session is made from them meanwhile.
         """
         with self._lock:
-            if not is_shared:
-                self._register(options, functions)
-            else:
+            if is_shared:
                 self._extend(options, functions)
                 yield
+            else:
+                self.served(functions)
+                options.register_custom_ops_library(self.path)
         if not is_shared:
             yield
 
-    def _register(self, options: Any, functions: Sequence[str]) -> tuple[str, ...]:
-        names = self.served(functions)
-        options.register_custom_ops_library(self.path)
-        return names
-
     def _extend(self, options: Any, functions: Sequence[str]) -> None:
         shared = self._shared.get(options)
+        names = self.served(functions)
         if shared is None:
-            # Other options may hold the domain of these names: this one grows, and needs its own.
-            self.served(functions)
-            self._loaded.onnxtrain_last_domain()
-            names = self._register(options, functions)
-            shared = _Shared(self._loaded.onnxtrain_last_domain())
-            self._shared[options] = shared
+            self._loaded.onnxtrain_last_domain()  # other options may have it, and this one grows
+            options.register_custom_ops_library(self.path)
+            shared = self._shared[options] = _Shared(self._loaded.onnxtrain_last_domain())
         else:
-            names = self.served(functions)
             new = [name for name in names if name not in shared.names]
             self._loaded.onnxtrain_extend(shared.domain, "\n".join(new).encode())
         shared.names.update(names)
