@@ -125,7 +125,7 @@ struct PReluGrad : Kernel {
         sums[task] += activations().prelu_grad(first + at, second + at, factors[own], std::min(width, end - at), to + at);
     });
     for (int64_t own = 0; dslope != nullptr && own < slopes; ++own)
-      dslope[own] = static_cast<float>(std::accumulate(&sums[own * parts], &sums[own * parts] + parts, 0.0));
+      dslope[own] = static_cast<float>(std::accumulate(sums.data() + own * parts, sums.data() + (own + 1) * parts, 0.0));
   }
 
  private:
