@@ -219,7 +219,7 @@ struct SoftmaxCrossEntropyGrad : CrossEntropy {
       for (int64_t c = 0; c < part.classes; ++c) std::fill_n(dx + c * part.stride, width, 0.0f);
       return;
     }
-    float scale[kColumns];
+    float scale[kColumns] = {};
     for (int64_t i = 0; i < width; ++i)
       scale[i] = (factor[i] - offset[i] * static_cast<float>(part.classes)) * inverse[i];
     softmax().scaled(part, x, largest + first, scale, offset, dx);
