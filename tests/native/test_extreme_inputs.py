@@ -183,3 +183,15 @@ def test_outputs_of_one_tensor_are_not_inputs_of_another(native_library: object)
     for other in ("pb", "gb", "ma"):
         with pytest.raises(Exception, match="an output overlaps"):
             runtime.run_with_iobinding(bound(pa_new=other, pb_new="vb", vb_new="pb"))
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(3, 1), (8, 8)], ids=["few", "depthwise"])
+def test_pixels_that_no_window_reads_do_not_matter(channels: int, groups: int) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1, channels, 6, 6)).astype(np.float32)
+    dy = rng.normal(size=(1, 8, 2, 2)).astype(np.float32)
+    how = {"kernel_shape": [3, 3], "strides": [2, 2], "group": groups}
+    (expected,) = call("ConvGradWeight", [x, dy], **how)
+    x[..., 5, :] = x[..., 5] = np.nan
+    (found,) = call("ConvGradWeight", [x, dy], **how)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
