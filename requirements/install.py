@@ -25,8 +25,11 @@ def main(folder: str, *arguments: str) -> int:
     venv.create(folder, with_pip=True, symlinks=os.name != "nt")
     python = str(Path(folder, "Scripts" if os.name == "nt" else "bin", "python"))
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    # A lock names all that its packages need. Some versions of pip do not see that an extra of a
+    # locked package is locked with it, and want its newest release: pip is not asked for more.
+    locked = [*install, "--no-deps", "--require-hashes"]
     for lock in locks:
-        done = subprocess.run([*install, "--require-hashes", "-r", str(HERE / f"{lock}.txt")])
+        done = subprocess.run([*locked, "-r", str(HERE / f"{lock}.txt")])
         if done.returncode:
             print(
                 f"requirements/{lock}.txt cannot be installed here: another Python or system than "
@@ -37,7 +40,7 @@ def main(folder: str, *arguments: str) -> int:
                 return 1
             print("Installing the newest packages instead, without hashes.", file=sys.stderr)
             return subprocess.run([*install, *newest]).returncode
-    return 0
+    return subprocess.run([python, "-m", "pip", "check", "--disable-pip-version-check"]).returncode
 
 
 if __name__ == "__main__":

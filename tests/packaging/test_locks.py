@@ -1,5 +1,6 @@
 """What the tests install is locked: a version and hashes for each package, which pip checks."""
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -79,36 +80,60 @@ def test_ci_installs_nothing_without_a_lock() -> None:
 
 def test_a_file_that_is_not_the_locked_one(tmp_path) -> None:
     """It is refused where packages are locked; elsewhere the newest are installed, with a word."""
-    wheel = tmp_path / "thing-1.0-py3-none-any.whl"
-    make_wheel(wheel)
-    folder = tmp_path / "requirements"
-    folder.mkdir()
-    (folder / "install.py").write_bytes((ROOT / "requirements" / "install.py").read_bytes())
-    (folder / "some.txt").write_text(f"thing==1.0 --hash=sha256:{'0' * 64}\n")
-
-    def install(where: str, **environment: str) -> subprocess.CompletedProcess:
-        more = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PATH": "/usr/bin:/bin"}
-        return subprocess.run(
-            [sys.executable, folder / "install.py", tmp_path / where, "some", "--", "thing"],
-            env=more | environment, capture_output=True, text=True,
-        )  # fmt: skip
-
-    strict = install("strict", LOCKED="1")
+    make_wheel(tmp_path, "thing", "1.0")
+    (strict, loose) = (
+        install(tmp_path, f"thing==1.0 --hash=sha256:{'0' * 64}\n", where, **environment)
+        for where, environment in (("strict", {"LOCKED": "1"}), ("loose", {}))
+    )
     assert strict.returncode == 1
     assert "some.txt cannot be installed here" in strict.stderr
-    loose = install("loose")
     assert loose.returncode == 0, loose.stderr
     assert "without hashes" in loose.stderr
     assert list((tmp_path / "loose").rglob("thing-1.0.dist-info"))
     assert not list((tmp_path / "strict").rglob("thing-1.0.dist-info"))
 
 
-def make_wheel(path: Path) -> None:
+def test_a_release_newer_than_the_locked_one(tmp_path) -> None:
+    """It is not looked at, not even where a package asks for the locked one with an extra."""
+    user = make_wheel(tmp_path, "user", "1.0", needs="thing[more]>=1")
+    thing = make_wheel(tmp_path, "thing", "1.0")
+    make_wheel(tmp_path, "thing", "1.1")
+    done = install(tmp_path, user + thing, "strict", LOCKED="1")
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "strict").rglob("thing-1.0.dist-info"))
+
+
+def test_a_lock_that_lacks_a_package(tmp_path) -> None:
+    user = make_wheel(tmp_path, "user", "1.0", needs="thing")
+    done = install(tmp_path, user, "strict", LOCKED="1")
+    assert done.returncode == 1
+    assert "user 1.0 requires thing, which is not installed" in done.stdout
+
+
+def install(folder: Path, lock: str, where: str, **environment: str) -> subprocess.CompletedProcess:
+    """Install a lock file, or else the newest `thing`, from the wheels in the folder."""
+    requirements = folder / "requirements"
+    requirements.mkdir(exist_ok=True)
+    (requirements / "install.py").write_bytes((ROOT / "requirements" / "install.py").read_bytes())
+    (requirements / "some.txt").write_text(lock)
+    more = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder), "PATH": "/usr/bin:/bin"}
+    return subprocess.run(
+        [sys.executable, requirements / "install.py", folder / where, "some", "--", "thing"],
+        env=more | environment, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def make_wheel(folder: Path, name: str, version: str, needs: str = "") -> str:
+    """Write a wheel with one empty module; return its line of a lock file."""
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nProvides-Extra: more\n"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("thing.py", "")
-        info = "thing-1.0.dist-info"
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n")
+        archive.writestr(f"{name}.py", "")
+        info = f"{name}-{version}.dist-info"
+        archive.writestr(f"{info}/METADATA", metadata + (f"Requires-Dist: {needs}\n" * bool(needs)))
         about = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         archive.writestr(f"{info}/WHEEL", about)
-        names = ("thing.py", f"{info}/METADATA", f"{info}/WHEEL", f"{info}/RECORD")
-        archive.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in names))
+        names = (f"{name}.py", f"{info}/METADATA", f"{info}/WHEEL", f"{info}/RECORD")
+        archive.writestr(f"{info}/RECORD", "".join(f"{each},,\n" for each in names))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return f"{name}=={version} --hash=sha256:{digest}\n"
