@@ -28,6 +28,7 @@ SHAPES = {
     "pointwise": (12, 8, 1, 1),
     "matrix": (36, 10),  # of a MatMul on three axes
     "bias": (10,),
+    "turned": (10, 10),  # of a MatMul that reads it transposed
     "left": (120, 7),  # of a Gemm
     "right": (5, 7),  # of a Gemm that transposes it
     "shift": (5,),
@@ -51,7 +52,9 @@ def network() -> onnx.ModelProto:
             node("MatMul", ["g", "matrix"], ["h"]),
             node("Add", ["h", "bias"], ["i"]),
             node("Relu", ["i"], ["j"]),
-            node("Flatten", ["j"], ["k"]),
+            node("Transpose", ["turned"], ["turned_T"], perm=[1, 0]),
+            node("MatMul", ["j", "turned_T"], ["j_2"]),
+            node("Flatten", ["j_2"], ["k"]),
             node("Gemm", ["k", "left"], ["l"]),
             node("Tanh", ["l"], ["m"]),
             node("Gemm", ["m", "right", "shift"], ["y"], transB=1),
@@ -78,7 +81,7 @@ def step(
 def test_layers_are_found() -> None:
     axes = {name: layer.axis for name, layer in LAYERS.items()}
     assert axes == {
-        "first": 0, "depthwise": 0, "pointwise": 0, "matrix": 1, "left": 1, "right": 0,
+        "first": 0, "depthwise": 0, "pointwise": 0, "matrix": 1, "turned": 0, "left": 1, "right": 0,
     }  # fmt: skip
 
 
@@ -143,7 +146,7 @@ def test_gain_decides(tmp_path: Path) -> None:
     given.graph.initializer.extend([numpy_helper.from_array(dead, "dead")])
     given.graph.node[-1].input[1] = "dead"
     data = [{"x": X, "labels": LABELS}]
-    made = prepare(given, tmp_path, train=Sparse("11KB", data=data), optimizer="sgd")
+    made = prepare(given, tmp_path, train=Sparse("18KB", data=data), optimizer="sgd")
     places = next(
         numpy_helper.to_array(t) for t in onnx.load(tmp_path / "eval_model.onnx").graph.initializer
         if t.name == "left.rows.places"

@@ -46,7 +46,7 @@ def add_rows(
     graph = made.graph
     names = Names(name for body in all_graphs(graph) for name in defined_names(body))
     nodes, trained = list[onnx.NodeProto](), list[str]()
-    readers = {node.input[1]: node for node in graph.node if len(node.input) > 1}
+    readers = {name: node for node in graph.node for name in node.input}
     for layer in layers:
         if len(chosen.get(layer.weight, ())) == layer.channels:
             trained.append(layer.weight)
@@ -71,7 +71,7 @@ def _rewrite(
     rows: str,
     names: Names,
 ) -> list[onnx.NodeProto]:
-    """Let a layer read its weight with rows joined in; return the nodes for that."""
+    """Let the reader of a weight read it with rows joined in; return the nodes for that."""
     weight = np.moveaxis(array_of(graph, layer.weight, path), layer.axis, 0)
     frozen = layer.weight
     if layer.axis != 0:
@@ -85,7 +85,7 @@ def _rewrite(
         numpy_helper.from_array(channels.reshape(-1, 1).astype(np.int64), places)
     )
     nodes = [helper.make_node("ScatterND", [frozen, places, rows], [joined], joined)]
-    node.input[1] = joined
+    node.input[list(node.input).index(layer.weight)] = joined
     if layer.axis != 0 and node.op_type == "Gemm":
         kept = [a for a in node.attribute if a.name != "transB"]
         del node.attribute[:]

@@ -49,15 +49,24 @@ def find_sparse_layers(graph: onnx.GraphProto) -> Iterator[SparseLayer]:
     tensors = {t.name: t for t in graph.initializer if t.data_type == onnx.TensorProto.FLOAT}
     inputs = {value.name for value in graph.input}
     uses = Counter(name for node in graph.node for name in node.input)
+    uses.update(value.name for value in graph.output)
+    turns = {n.output[0]: n.input[0] for n in graph.node if _turns(n) and uses[n.output[0]] == 1}
     for node in graph.node:
-        weight = node.input[1] if len(node.input) > 1 else ""
+        read = node.input[1] if len(node.input) > 1 else ""
+        weight = turns.get(read, read) if operator_of(node) == "MatMul" else read
         tensor = tensors.get(weight)
         if tensor is None or uses[weight] != 1 or weight in inputs or 0 in tensor.dims:
             continue
         dims = tuple(tensor.dims)
         axis = _axis(node, dims)
         if axis is not None and node.input[0] not in tensors:
-            yield SparseLayer(node, weight, dims, axis)
+            yield SparseLayer(node, weight, dims, axis if weight == read else 1 - axis)
+
+
+def _turns(node: onnx.NodeProto) -> bool:
+    """Whether a node transposes a matrix, as torch's newer exporter does before a product."""
+    order = next((list(a.ints) for a in node.attribute if a.name == "perm"), [1, 0])
+    return operator_of(node) == "Transpose" and order == [1, 0]
 
 
 def _axis(node: onnx.NodeProto, dims: tuple[int, ...]) -> int | None:

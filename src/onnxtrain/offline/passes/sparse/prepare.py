@@ -127,7 +127,8 @@ def _costs(
         if weight is not None:
             layer = readers[weight]
             found[weight] = Cost(copies * 4 * layer.elements, bytes_of(layer.x), kept)
-        if node.op_type not in ADDITIVE | NORMS or node.domain:
+        turns_weight = weight is not None and node.op_type == "Transpose"
+        if not turns_weight and (node.op_type not in ADDITIVE | NORMS or node.domain):
             kept += sum(bytes_of(v.name or "") for v in node.outputs)
     return {layer.weight: found[layer.weight] for layer in layers if layer.weight in found}
 
