@@ -143,6 +143,14 @@ def test_losses_by_name(text, kind, settings) -> None:
     assert {name: getattr(made, name) for name in settings} == settings
 
 
+def test_none_may_be_a_word_of_its_own() -> None:
+    assert make_named("mse:reduction=none", losses.BY_NAME, "loss").reduction == "none"
+    made = make_named("cross_entropy:ignore_index=none", losses.BY_NAME, "loss")
+    assert made.ignore_index is None
+    with pytest.raises(ArgumentError, match="ignore_index takes a value such as None, not 'pad'"):
+        make_named("cross_entropy:ignore_index=pad", losses.BY_NAME, "loss")
+
+
 def test_an_optimizer_with_clipping_by_name() -> None:
     made = make_named("adamw:weight_decay=0.01,clip_norm=1.0", optimizers.BY_NAME, "optimizer")
     assert made.weight_decay == 0.01
@@ -163,6 +171,10 @@ def test_flags_by_name(word: str) -> None:
         ("adamw:0.1", "written name=value, not '0.1'"),
         ("sgd:nesterov=maybe", "nesterov takes a value such as False, not 'maybe'"),
         ("sgd:momentum=much", "momentum takes a value such as 0.0, not 'much'"),
+        ("sgd:momentum=none", "momentum takes a value such as 0.0, not 'none'"),
+        ("adamw:clip_norm=abc", "clip_norm takes a value such as 1.0, not 'abc'"),
+        ("adamw:betas=3", r"betas takes a value such as \(0.9, 0.999\), not '3'"),
+        ("mezo:clip_norm=1", "mezo has no clip_norm: it has epsilon"),
     ],
 )
 def test_names_that_mean_nothing(text, message) -> None:

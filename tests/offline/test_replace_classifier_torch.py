@@ -115,3 +115,37 @@ def test_the_new_layer_is_what_trains(name: str, exporter: str, tmp_path: Path) 
     before = training.get_parameter("head.bias")
     training.step(np.ones((6, *shape), np.float32), np.array([0, 1, 2, 0, 1, 2]))
     assert (training.get_parameter("head.bias") != before).all()
+
+
+class Gates(nn.Module):
+    """Two vectors of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.tanh(x + self.first) + self.second)
+
+
+class Gated(nn.Module):
+    """A network all of whose zeros the exporter stores once, as the bias of the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top = nn.Linear(8, 8)
+        self.below = nn.Linear(6, 8)
+        self.gates = Gates()
+        nn.init.zeros_(self.top.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.top(self.gates(self.below(x)))
+
+
+def test_parameters_stored_with_those_replaced_stay_apart(tmp_path: Path) -> None:
+    given = export(Gated().eval(), torch.randn(6, 5, 6), "dynamo-optimized")
+    gates = {f"gates.{name}" for name in ("first", "second")}
+    whole = onnxtrain.prepare(given, tmp_path, loss="mse")
+    assert gates < set(whole.trainable)
+    replaced = onnxtrain.prepare(given, tmp_path, classes=3, train="*", loss="mse")
+    assert {*gates, "head.weight", "head.bias"} < set(replaced.trainable)

@@ -233,6 +233,13 @@ def test_data_that_does_not_fit(tmp_path: Path) -> None:
         onnxtrain.Sparse("1MB", batches=0)
 
 
+def test_a_weight_that_a_branch_reads_too_is_left_alone() -> None:
+    given = network()
+    read = helper.make_graph([node("Identity", ["matrix"], ["m"])], "b", [], [value("m", [36, 10])])
+    given.graph.node.append(node("If", ["flag"], ["z"], then_branch=read, else_branch=read))
+    assert "matrix" not in {layer.weight for layer in find_sparse_layers(given.graph)}
+
+
 def test_models_without_layers(tmp_path: Path) -> None:
     scaled = model(
         [node("Mul", ["x", "scale"], ["y"])],

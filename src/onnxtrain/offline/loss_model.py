@@ -54,7 +54,7 @@ def loss_model(
     graph = model.graph
     updates = set_batch_norm_mode(model, bn, keep_statistics=True)
     updates |= track_ranges(model)
-    join_layer_norms(model)
+    join_layer_norms(model, trainable)
     join_linear_layers(model)
     data = frozenset(str(v.name) for v in graph.inputs if v.name not in graph.initializers)
     choose_outputs(graph, outputs)

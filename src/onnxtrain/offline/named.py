@@ -12,6 +12,8 @@ from onnxtrain.errors import ArgumentError, ArgumentTypeError
 from onnxtrain.offline.optimizers import BY_NAME, ClipGradNorm, Optimizer
 
 _WORDS = {"true": True, "false": False, "none": None}
+# What a text has in the place of `clip_grad`.
+_CLIP_NORM = inspect.Parameter("clip_norm", inspect.Parameter.KEYWORD_ONLY, default=1.0)
 
 
 def make_named(text: str, table: Mapping[str, Callable[..., Any]], argument: str) -> Any:
@@ -25,33 +27,55 @@ def make_named(text: str, table: Mapping[str, Callable[..., Any]], argument: str
             f"{f': did you mean {near[0]!r}?' if near else ''}"
         )
     given = dict(_setting(item, text) for item in settings.split(",") if item.strip())
-    if "clip_norm" in given:
-        given["clip_grad"] = ClipGradNorm(given.pop("clip_norm"))
-    known = inspect.signature(kind).parameters
+    known = dict(inspect.signature(kind).parameters)
+    if "clip_grad" in known:
+        known["clip_norm"] = _CLIP_NORM
     wrong = [key for key in given if key not in known]
     if wrong:
         raise ArgumentError(
             f"{argument} is {text!r}, but {name} has no {wrong[0]}: it has {', '.join(known)}"
         )
-    for key, value in given.items():
-        usual = known[key].default
-        if isinstance(value, str) and isinstance(usual, bool | int | float):
+    values = {key: _value(written, known[key].default) for key, written in given.items()}
+    for key, value in values.items():
+        if not _is_of(known[key], value):
             raise ArgumentError(
-                f"{argument} is {text!r}, but {key} takes a value such as {usual!r}, not {value!r}"
+                f"{argument} is {text!r}, but {key} takes a value such as {known[key].default!r}, "
+                f"not {given[key]!r}"
             )
-    return kind(**given)
+    if "clip_norm" in values:
+        values["clip_grad"] = ClipGradNorm(values.pop("clip_norm"))
+    return kind(**values)
 
 
-def _setting(item: str, text: str) -> tuple[str, Any]:
+def _setting(item: str, text: str) -> tuple[str, str]:
     key, equals, value = (part.strip() for part in item.partition("="))
     if not equals or not key.isidentifier():
         raise ArgumentError(f"{text!r}: settings are written name=value, not {item.strip()!r}")
-    if value.lower() in _WORDS:
-        return key, _WORDS[value.lower()]
+    return key, value
+
+
+def _value(written: str, usual: Any) -> Any:
+    """Return what a setting means, beside its usual value: "none" may be a word of its own."""
+    if written.lower() in _WORDS and not isinstance(usual, str):
+        return _WORDS[written.lower()]
     try:
-        return key, ast.literal_eval(value)
+        return ast.literal_eval(written)
     except (ValueError, SyntaxError):
-        return key, value
+        return written
+
+
+def _is_of(parameter: inspect.Parameter, value: Any) -> bool:
+    """Whether a value is of the kind that a parameter has by default, or may have."""
+    usual, kinds = parameter.default, str(parameter.annotation)
+    if isinstance(usual, bool):
+        return value in (True, False)
+    if isinstance(usual, int | float):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, str):
+        return isinstance(usual, str) or "str" in kinds
+    if isinstance(value, tuple | list):
+        return not isinstance(usual, str) or "Sequence" in kinds
+    return usual is None
 
 
 def require_choice(argument: str, given: str, choices: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from onnxtrain.errors import (
     UnknownNameWarning,
 )
 from onnxtrain.offline.autodiff.engine import operator_name
-from onnxtrain.offline.frontend.canonical_model import FROM_CONSTANT
+from onnxtrain.offline.graph.initializers import FROM_CONSTANT
 from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.optimizers.mezo import SLOW
 from onnxtrain.offline.passes.tie_weights import Tied, with_tied

@@ -20,9 +20,8 @@ from onnxtrain.errors import ArgumentTypeError, UnknownNameError
 from onnxtrain.offline.autodiff.engine import ActivePath, operator_name
 from onnxtrain.offline.autodiff.expand import expand_by_definition
 from onnxtrain.offline.autodiff.registry import refusal
-from onnxtrain.offline.frontend.canonical_model import FROM_CONSTANT
 from onnxtrain.offline.frontend.torch_notes import TorchNotes, module_of
-from onnxtrain.offline.graph.initializers import WRITTEN
+from onnxtrain.offline.graph.initializers import FROM_CONSTANT, WRITTEN
 from onnxtrain.offline.graph.names import label_of
 from onnxtrain.offline.graph.op_facts import READS_SHAPE
 from onnxtrain.offline.graph.shapes import is_float

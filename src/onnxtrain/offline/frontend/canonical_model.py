@@ -34,13 +34,15 @@ from onnxtrain.offline.frontend.unofficial import adopt_unofficial
 from onnxtrain.offline.frontend.upgrade import upgrade_to_floor
 from onnxtrain.offline.graph.error_context import model_error_context
 from onnxtrain.offline.graph.infer import check_structure, infer_shapes
-from onnxtrain.offline.graph.initializers import rename_initializer, replace_by_initializer
+from onnxtrain.offline.graph.initializers import (
+    FROM_CONSTANT,
+    rename_initializer,
+    replace_by_initializer,
+)
 from onnxtrain.offline.graph.names import Names
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import constant_array, is_float
 from onnxtrain.offline.graph.subgraphs import values_of
-
-FROM_CONSTANT = "from a Constant node"  # in the meta of an initializer
 
 
 def canonical_model(model: ModelLike, *, located: bool = False) -> ir.Model:

@@ -41,7 +41,8 @@ def settled(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     varies = any(not isinstance(dim, int) for info in graph.input for dim in _dims(info))
     pairs = {name: (_dims(info), found.get(name)) for name, info in declared.items()}
     doubtful = any(_contradicts(stated, dims, names) for stated, dims in pairs.values())
-    meant = {} if doubtful else _meant(pairs.values(), names)
+    inner = [pair for name, pair in pairs.items() if name not in outputs]
+    meant = {} if doubtful else _meant(inner, names)
     result = []
     for name, (given, dims) in pairs.items():
         stated = given

@@ -87,7 +87,7 @@ def infer_shapes(model: ir.Model) -> None:
     fold_integers(model.graph, model.opset_imports[""])
     _infer_forwards(model)
     if fold_known_dims(model.graph) and fold_integers(model.graph, model.opset_imports[""]):
-        for value in (v for n in model.graph for v in n.outputs):
+        for value in (v for n in model.graph if n.domain == "" for v in n.outputs):
             if value.shape is not None and any("unk__" in str(d) for d in value.shape):
                 value.shape = None  # names that were made up would hide those that are found now
         _infer_forwards(model)

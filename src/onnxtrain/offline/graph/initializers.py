@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-# In the meta of an initializer: what looks it up; that a definition wrote it.
-FIXED_TABLE, WRITTEN = "fixed table", "written"
+# In the meta of an initializer: what looks it up; that a definition wrote it; where it was before.
+FIXED_TABLE, WRITTEN, FROM_CONSTANT = "fixed table", "written", "from a Constant node"
 
 
 def replace_by_initializer(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol) -> ir.Value:

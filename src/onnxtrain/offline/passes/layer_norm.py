@@ -6,6 +6,9 @@ pass over memory, has one gradient, and a native kernel each way.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
+
 import onnx_ir as ir
 
 from onnxtrain.offline.graph.ops import Ops
@@ -13,11 +16,14 @@ from onnxtrain.offline.graph.shapes import constant_array, dims_of, same_dims
 from onnxtrain.offline.graph.subgraphs import maker_read_once, replace_node
 
 
-def join_layer_norms(model: ir.Model) -> None:
-    """Replace the nodes of each written out LayerNormalization, in place."""
+def join_layer_norms(model: ir.Model, trainable: Collection[str] = ()) -> None:
+    """Replace the nodes of each written out LayerNormalization, in place.
+
+    One whose ε or exponent is to train keeps its nodes.
+    """
     graph = model.graph
     for addition in [n for n in graph if n.op_type == "Add" and n.domain == ""]:
-        found = _norm_behind(addition)
+        found = _Search(frozenset(trainable)).norm_behind(addition)
         if found is None:
             continue
         x, scale, bias, epsilon = found
@@ -30,46 +36,57 @@ def join_layer_norms(model: ir.Model) -> None:
         replace_node(addition, [made], last)
 
 
-def _norm_behind(addition: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value, float] | None:
-    for scaled, bias in _pairs(addition):
-        product = maker_read_once(scaled, "Mul")
-        for normalized, scale in () if product is None else _pairs(product):
-            quotient = maker_read_once(normalized, "Div")
-            if quotient is None or any(v is None for v in quotient.inputs):
-                continue
-            centred, root = quotient.inputs
-            assert centred is not None and root is not None
-            found = _centred_and_epsilon(centred, root)
-            if found is None:
-                continue
-            x, epsilon = found
-            row = (dims_of(x) or ())[-1:]
-            floats = {v.dtype for v in (x, scale, bias)} == {ir.DataType.FLOAT}
-            if floats and row and all(same_dims(dims_of(v), row) for v in (scale, bias)):
-                return x, scale, bias, epsilon
-    return None
+@dataclass(frozen=True)
+class _Search:
+    trainable: frozenset[str]
 
+    def norm_behind(self, addition: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value, float] | None:
+        """Return x, scale, bias and ε of a normalization that an Add ends."""
+        for scaled, bias in _pairs(addition):
+            product = maker_read_once(scaled, "Mul")
+            for normalized, scale in () if product is None else _pairs(product):
+                quotient = maker_read_once(normalized, "Div")
+                if quotient is None or any(v is None for v in quotient.inputs):
+                    continue
+                centred, root = quotient.inputs
+                assert centred is not None and root is not None
+                found = self._centred_and_epsilon(centred, root)
+                if found is None:
+                    continue
+                x, epsilon = found
+                row = (dims_of(x) or ())[-1:]
+                floats = {v.dtype for v in (x, scale, bias)} == {ir.DataType.FLOAT}
+                if floats and row and all(same_dims(dims_of(v), row) for v in (scale, bias)):
+                    return x, scale, bias, epsilon
+        return None
 
-def _centred_and_epsilon(centred: ir.Value, root: ir.Value) -> tuple[ir.Value, float] | None:
-    sqrt = maker_read_once(root, "Sqrt")
-    total = (
-        None if sqrt is None or sqrt.inputs[0] is None else maker_read_once(sqrt.inputs[0], "Add")
-    )
-    for variance, added in () if total is None else _pairs(total):
-        epsilon = constant_array(added)
-        square = _mean_of(variance)
-        if epsilon is None or epsilon.size != 1 or square is None:
-            continue
-        power = maker_read_once(square, "Pow") or maker_read_once(square, "Mul")
-        if power is None or power.inputs[0] is None:
-            continue
-        base, exponent = power.inputs
-        two = None if power.op_type == "Mul" else constant_array(exponent)
-        is_square = exponent is base if power.op_type == "Mul" else two is not None and two == 2
-        x = _source_of_centred(centred)
-        if is_square and x is not None and (base is centred or _source_of_centred(base) is x):
-            return x, float(epsilon.item())
-    return None
+    def _centred_and_epsilon(
+        self, centred: ir.Value, root: ir.Value
+    ) -> tuple[ir.Value, float] | None:
+        sqrt = maker_read_once(root, "Sqrt")
+        of_root = None if sqrt is None else sqrt.inputs[0]
+        total = None if of_root is None else maker_read_once(of_root, "Add")
+        for variance, added in () if total is None else _pairs(total):
+            epsilon, square = self._number(added), _mean_of(variance)
+            if epsilon is None or square is None:
+                continue
+            power = maker_read_once(square, "Pow") or maker_read_once(square, "Mul")
+            if power is None or power.inputs[0] is None:
+                continue
+            base, exponent = power.inputs
+            is_product = power.op_type == "Mul"
+            is_square = exponent is base if is_product else self._number(exponent) == 2
+            x = _source_of_centred(centred)
+            if is_square and x is not None and (base is centred or _source_of_centred(base) is x):
+                return x, epsilon
+        return None
+
+    def _number(self, value: ir.Value | None) -> float | None:
+        """Return a constant that neither trains nor has axes of its own."""
+        array = constant_array(value)
+        if array is None or array.size != 1 or array.ndim > 1:
+            return None
+        return None if value is None or value.name in self.trainable else float(array.item())
 
 
 def _source_of_centred(value: ir.Value | None) -> ir.Value | None:

@@ -32,7 +32,6 @@ from onnxtrain.offline.graph.shapes import (
 )
 from onnxtrain.offline.graph.subgraphs import ancestors, captured_values, values_of
 from onnxtrain.offline.graph.sweep import sweep
-from onnxtrain.offline.graph.torch_calls import CALL
 from onnxtrain.offline.passes.feature_values import feature_values
 from onnxtrain.offline.selection import output_named
 
@@ -177,7 +176,6 @@ def _replace(
     assert old_weight is not None
     head = _Head(graph, values[old_weight.name or ""].dtype)
     shape = [classes if i == layer.class_axis else size for i, size in enumerate(layer.weight)]
-    node.metadata_props.pop(CALL, None)  # it names the parameters that are replaced
     node.replace_input_with(layer.index, head.weight(shape, layer.fan_in, rng))
     bias = head.bias([classes, *[1] * layer.bias_axes])
     if node.op_type == "MatMul":

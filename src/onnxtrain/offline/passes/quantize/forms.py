@@ -20,6 +20,9 @@ from onnxtrain.offline.graph.shapes import constant_array, dims_of, static_dims
 from onnxtrain.offline.graph.subgraphs import replace_node
 from onnxtrain.offline.passes.quantize.bounds import bounds_of, keeps_range
 
+TURNED = "turned"  # in the meta of an initializer that is stored transposed
+_SHOWN = 3
+
 
 def write_integer_forms(model: ir.Model) -> None:
     """Rewrite a canonical model, in place; its values keep their names."""
@@ -49,15 +52,29 @@ def store_turned_weights(graph: ir.Graph) -> None:
         if weight is None or weight.const_value is None or sizes is None or len(sizes) != 2:
             continue
         readers = {(user.op_type, user.domain, index) for user, index in turned.uses()}
-        is_input = weight.is_graph_input() or turned.is_graph_output()
-        if is_input or len(weight.uses()) != 1 or readers != {("MatMul", "", 1)}:
+        is_seen = any(v.is_graph_input() or v.is_graph_output() for v in (weight, turned))
+        if is_seen or len(weight.uses()) != 1 or readers != {("MatMul", "", 1)}:
             continue
         if list(node.attributes.get_ints("perm", (1, 0))) == [1, 0]:
-            array = np.ascontiguousarray(weight.const_value.numpy().T)
-            weight.const_value = ir.tensor(array, name=weight.name)
-            weight.shape = ir.Shape(array.shape)
+            turn(weight, weight.const_value.numpy())
             ir.convenience.replace_all_uses_with(turned, weight)
             graph.remove(node, safe=True)
+
+
+def turn(weight: ir.Value, array: np.ndarray) -> None:
+    """Store a matrix, which is this array, transposed under its name."""
+    weight.const_value = ir.Tensor(np.ascontiguousarray(array.T), name=weight.name)
+    weight.shape = ir.Shape(array.T.shape)
+    weight.meta[TURNED] = True
+
+
+def note_on_turned(graph: ir.Graph) -> tuple[str, ...]:
+    """Tell whose weights are no longer stored as the given model has them."""
+    turned = [name for name, value in graph.initializers.items() if TURNED in value.meta]
+    if not turned:
+        return ()
+    some = ", ".join(map(repr, turned[:_SHOWN])) + (" ..." if len(turned) > _SHOWN else "")
+    return (f"{len(turned)} weights are stored transposed, as [inputs, outputs]: {some}.",)
 
 
 def _join_bias(op: Ops, product: ir.Node) -> None:

@@ -30,6 +30,7 @@ from onnxtrain.offline.passes.quantize.bounds import (
     is_within,
     take_bounds,
 )
+from onnxtrain.offline.passes.quantize.forms import turn
 from onnxtrain.offline.passes.quantize.least_scales import least_scales
 from onnxtrain.offline.passes.quantize.patches import Samples
 from onnxtrain.offline.passes.quantize.places import Places, QuantizedLayer, bias_of
@@ -173,8 +174,7 @@ class _Writer:
         """
         array = constant_array(weight)
         assert array is not None
-        weight.const_value = ir.Tensor(np.ascontiguousarray(array.T), name=weight.name)
-        weight.shape = ir.Shape(array.T.shape)
+        turn(weight, array)
 
     def _largest(self, weight: ir.Value, axis: int, least: Array) -> ir.Value:
         """Return the scale with which the largest weight of a channel becomes the largest integer.

@@ -8,6 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.errors import ArgumentError
+from onnxtrain.offline.passes.quantize.forms import note_on_turned
 from onnxtrain.offline.passes.quantize.frozen_scales import fix_scales
 from onnxtrain.offline.passes.quantize.insert import Inserted, insert_quantizers
 from onnxtrain.offline.passes.quantize.lift import Lifted, given_scales
@@ -59,6 +60,7 @@ def quantize_model(
     notes = [str(IntegerOperators.of(places, settings))]
     if settings.weights == "int4" and any(layer.node.op_type == "Conv" for layer in places.layers):
         notes.append(_EXPANDED)
+    notes += note_on_turned(model.graph)
     if known and calibration is not None:
         notes.append("The ranges of activations are those of the given model, not of calibration.")
     return inserted, tuple(notes)

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from onnxtrain.offline.blocks.values import all_graphs
 from onnxtrain.offline.frontend.external_data import read_external_tensor
 from onnxtrain.offline.passes.lora.graph_index import attribute, operator_of
 
@@ -48,7 +49,8 @@ def find_sparse_layers(graph: onnx.GraphProto) -> Iterator[SparseLayer]:
     """Yield the layers in the order of the graph."""
     tensors = {t.name: t for t in graph.initializer if t.data_type == onnx.TensorProto.FLOAT}
     inputs = {value.name for value in graph.input}
-    uses = Counter(name for node in graph.node for name in node.input)
+    nodes = (node for body in all_graphs(graph) for node in body.node)
+    uses = Counter(name for node in nodes for name in node.input)
     uses.update(value.name for value in graph.output)
     turns = {n.output[0]: n.input[0] for n in graph.node if _turns(n) and uses[n.output[0]] == 1}
     for node in graph.node:
