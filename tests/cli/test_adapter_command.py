@@ -90,3 +90,18 @@ def test_merge(prepared, capsys, tmp_path) -> None:
     words = ["merge", str(model), str(prepared / "a.onnx_adapter"), "-o", str(tmp_path / "m.onnx")]
     assert main(["adapter", *words]) == 0
     assert "2 layers: merged into float weights" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["stack {f}/a.onnx_adapter --weight 2 -o {f}/a.onnx_adapter",
+     "convert {f}/a.onnx_adapter --dtype float16 -o {f}/a.onnx_adapter",
+     "merge {f}/model.onnx {f}/a.onnx_adapter -o {f}/a.onnx_adapter",
+     "export {f}/artifacts -o {f}/artifacts/trained",
+     "convert {f}/a.onnx_adapter -o {f}/model.onnx"],
+)  # fmt: skip
+def test_what_is_there_is_not_overwritten(prepared, capsys, words) -> None:
+    content = {path: path.read_bytes() for path in prepared.rglob("*") if path.is_file()}
+    assert main(["adapter", *words.format(f=prepared).split()]) == 2
+    assert "--output" in capsys.readouterr().err
+    assert content == {path: path.read_bytes() for path in prepared.rglob("*") if path.is_file()}

@@ -33,8 +33,12 @@ def folder(tmp_path, monkeypatch) -> Path:
     Path("word.csv").write_text(f"{header},label\n" + "1,2,3,4,5,x,7,8,0\n" * 4)
     Path("nolabel.csv").write_text(f"{header},kind\n" + "1,2,3,4,5,6,7,8,0\n" * 4)
     Path("range.csv").write_text(f"{header},label\n" + "1,2,3,4,5,6,7,8,7\n" * 4)
+    Path("blank.csv").write_text(f"{header},label\n1,2,3,4,5,6,7,8,0\n1,2,3,4,5,6,7,8,\n")
     Path("short.csv").write_text(f"{header},label\n1,2,3\n")
     Path("locked").mkdir()
+    np.savez("only-images.npz", image=np.zeros((4, 1, 8, 8), np.float32))
+    shutil.copy("artifacts/checkpoint", "run")
+    shutil.copy("x.npy", "picture.png")
     nasty_arrays(x, labels)
     nasty_tables(header)
     return tmp_path
@@ -124,6 +128,7 @@ CASES = {
     "train artifacts --data good.npz --epochs -1": "epochs",
     "train artifacts --data good.npz --metric bleu --eval good.npz": "bleu",
     "train artifacts": "--data",
+    "train artifacts --data good.npz --optimiser adamw": "see onnxtrain train --help",
     "eval artifacts --data missing.npz": "does not exist",
     "eval artifacts --data good.npz --checkpoint missing": "not there",
     "eval artifacts --data good.npz --metric bleu": "bleu",
@@ -133,6 +138,9 @@ CASES = {
     "export artifacts -o out.onnx --checkpoint file": "checkpoint",
     "checkpoint show missing": "not there",
     "checkpoint show file": "checkpoint",
+    "prepare nothing.npz -o out": "it is empty, or not a whole model",
+    "eval artifacts --data good.npz --metric accuracy:ignore=3": "settings that it does not take",
+    "eval artifacts --data good.npz --metric f1:average=all": "average must be one of",
     "gradient missing.onnx --wrt x -o g.onnx": "does not exist",
     "gradient text.onnx --wrt x -o g.onnx": "not an ONNX model",
     "gradient model.onnx --wrt nothing -o g.onnx": "nothing",
@@ -189,6 +197,7 @@ CASES = {
     "train artifacts --data empty.csv": "CSV file with a header",
     "train artifacts --data header.csv": "no rows",
     "train artifacts --data gap.csv": "row 2, column 'f3' is ''",
+    "train artifacts --data blank.csv": "row 3 has no label in column 'label'",
     "train artifacts --data nan.csv -q": "not a number, the first in sample 0",
     "train artifacts --data semicolon.csv": "separated by commas",
     "train artifacts --data giant.csv": "too large",
@@ -216,6 +225,12 @@ CASES = {
     "export artifacts -o artifacts/training_model.onnx": "choose another file",
     "export artifacts -o artifacts/checkpoint": "choose another file",
     "export artifacts -o empty": "is a folder",
+    # No command overwrites what it reads, nor a run with something else.
+    "predict model.onnx only-images.npz -o only-images.npz": "is a file of the data",
+    "predict artifacts only-images.npz -o artifacts/checkpoint": "the checkpoint to read",
+    "export artifacts --checkpoint run -o run": "is the checkpoint to read: choose another file",
+    "export artifacts -o run": "is a checkpoint: choose another file",
+    "train artifacts --data x.npy picture.png --plot picture.png": "is a file of the data",
     "export empty -o model.onnx": "onnxtrain prepare",
     "checkpoint show empty": "not there",
     "checkpoint show model.onnx": "it is not a checkpoint",

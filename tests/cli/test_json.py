@@ -76,4 +76,4 @@ def test_a_run_that_has_had_its_epochs_says_so(folder, capsys) -> None:
     assert main([*run, "--resume", "--json"]) == 0
     shown = capsys.readouterr()
     assert len(strict(shown.out)["epochs"]) == 2
-    assert "has had its 2 epochs" in shown.err
+    assert "has had 2 epochs" in shown.err

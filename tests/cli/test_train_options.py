@@ -72,3 +72,33 @@ def test_a_limit_of_steps_and_event_files(folder, capsys) -> None:
     assert len(found["losses"]) == 7 and found["stopped"].startswith("max_steps")
     (file,) = Path("logs").iterdir()
     assert file.read_bytes().count(b"learning_rate") == 7
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+def test_a_tagger_is_measured_without_what_does_not_count(
+    axis, tmp_path, monkeypatch, capsys
+) -> None:
+    """Nobody asked for accuracy: it fits the axes of the model, and leaves out negative labels."""
+    monkeypatch.chdir(tmp_path)
+    value, rng = helper.make_tensor_value_info, np.random.default_rng(0)
+    turn = helper.make_node("Transpose", ["s"], ["y"], perm=[0, 2, 1] if axis == 1 else [0, 1, 2])
+    dims = ["N", 3, 6] if axis == 1 else ["N", 6, 3]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["s"]), turn], "tagger",
+        [value("x", onnx.TensorProto.FLOAT, ["N", 6, 4])],
+        [value("y", onnx.TensorProto.FLOAT, dims)],
+        [numpy_helper.from_array(rng.normal(size=(4, 3)).astype(np.float32), "w")],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), "model.onnx")
+    x, labels = rng.normal(size=(10, 6, 4)).astype(np.float32), rng.integers(0, 3, (10, 6))
+    labels[:, 4:] = -100
+    np.savez("train.npz", x=x, labels=labels)
+    loss = f"cross_entropy:ignore_index=-100,class_axis={axis}"
+    assert main(["prepare", "model.onnx", "-o", "artifacts", "--loss", loss, "-q"]) == 0
+    code, found = train(capsys, "--validation", "train.npz", "--lr", "0.1", "--epochs", "2")
+    assert code == 0, found
+    weights = onnxtrain.TrainingSession.from_folder(
+        "artifacts", checkpoint="artifacts/trained"
+    ).get_parameter("w")
+    right = (x @ weights).argmax(-1)[labels >= 0] == labels[labels >= 0]
+    assert found["epochs"][-1]["values"]["accuracy"] == pytest.approx(right.mean())

@@ -270,3 +270,14 @@ def test_names_that_are_unknown_or_taken() -> None:
         make_metrics(["accuracy", Accuracy(class_axis=-1)])
     with pytest.raises(ArgumentError, match="is taken"):
         make_metrics({"loss": "accuracy"})
+
+
+def test_settings_in_words() -> None:
+    made = make_metric("accuracy:ignore_index=-100,class_axis=-1")
+    assert (made.ignore_index, made.class_axis) == (-100, -1)
+    assert make_metric("top3:ignore_index=-1").k == 3
+    assert make_metric("f1:average=micro").average == "micro"
+    assert make_metric("accuracy:binary=true").binary is True
+    for wrong in ("accuracy:ignore=1", "accuracy:ignore_index=pad", "mae:class_axis=1", "top5:k"):
+        with pytest.raises(ArgumentError, match="has settings that it does not take"):
+            make_metric(wrong)

@@ -1,6 +1,7 @@
 """Losses that users bring to `generate_artifacts`, held against torch."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -8,11 +9,12 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
+import onnxtrain
 from artifact_device import Device, close
 from graphs import model, value
 from onnxtrain import onnxblock
 from onnxtrain.artifacts import LossType, generate_artifacts
-from onnxtrain.errors import OnnxTrainError
+from onnxtrain.errors import ArgumentTypeError, BlockError, OnnxTrainError, TrainingWarning
 from onnxtrain.onnxblock import blocks
 
 WEIGHT = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
@@ -205,3 +207,39 @@ def test_a_target_of_another_type_that_the_model_has(tmp_path: Path) -> None:
     F.cross_entropy(torch.tensor(X) @ w, torch.tensor(labels)).backward()
     results = Device(tmp_path).train(x=X, labels=labels.astype(np.int32))
     close(results["w_grad.accumulation.out"], w.grad.numpy(), "w")
+
+
+@pytest.mark.parametrize("loss", [torch.nn.CrossEntropyLoss(), lambda y, target: (y - target) ** 2])
+def test_functions_of_tensors_are_refused(loss: Any, tmp_path: Path) -> None:
+    given = two_outputs()
+    with pytest.raises(BlockError, match="functions of arrays or tensors cannot become a graph"):
+        onnxtrain.prepare(given, tmp_path, loss=loss, of="scores")
+
+
+def test_arguments_that_a_function_does_not_have(tmp_path: Path) -> None:
+    with pytest.raises(
+        ArgumentTypeError, match="no argument 'optimiser': did you mean 'optimizer'"
+    ):
+        onnxtrain.prepare(two_outputs(), tmp_path, optimiser="adamw")  # type: ignore[call-arg]
+    with pytest.raises(ArgumentTypeError, match=r"prepare\(\): missing a required argument"):
+        onnxtrain.prepare()  # type: ignore[call-arg]
+
+
+def test_scores_of_one_class_are_warned_of(tmp_path: Path) -> None:
+    given = model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        [value("x", ["n", 3])],
+        [value("y", ["n", 1])],
+        {"w": WEIGHT[:, :1]},
+    )
+    with pytest.warns(TrainingWarning, match="'y' are of one class.* 'bce'"):
+        onnxtrain.prepare(given, tmp_path, loss="cross_entropy")
+
+
+def test_names_of_losses_as_others_write_them(tmp_path: Path) -> None:
+    for name in ("crossentropy", "CrossEntropy", "cross-entropy"):
+        made = onnxtrain.prepare(two_outputs(), tmp_path, loss=name, of="scores")
+        assert made.loss
+    with pytest.raises(OnnxTrainError) as caught:
+        onnxtrain.prepare(two_outputs(), tmp_path, loss="ce", of="scores")
+    assert "did you mean" not in str(caught.value)

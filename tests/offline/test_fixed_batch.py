@@ -73,7 +73,7 @@ def test_a_loss_of_more_elements_is_refused(tmp_path) -> None:
 
 def test_a_fixed_batch_says_what_to_pass(tmp_path) -> None:
     fixed, free = session_of(tmp_path / "fixed", 1), session_of(tmp_path / "free")
-    with pytest.raises(InputError, match="pass batch_size=1, accumulate=8 to fit"):
+    with pytest.raises(InputError, match=r"pass batch_size=1 .and accumulate=8 to fit."):
         onnxtrain.fit(fixed, (X, LABELS), batch_size=8, progress=False)
     settings = {"shuffle": False, "progress": False}
     onnxtrain.fit(
@@ -82,7 +82,7 @@ def test_a_fixed_batch_says_what_to_pass(tmp_path) -> None:
     onnxtrain.fit(free, (X, LABELS), batch_size=8, **settings)
     np.testing.assert_allclose(fixed.get_parameter("w"), free.get_parameter("w"), rtol=1e-5)
     five = session_of(tmp_path / "five", 5)
-    with pytest.raises(InputError, match="pass batch_size=5, drop_last=True to fit"):
+    with pytest.raises(InputError, match=r"pass batch_size=5 .and drop_last=True to fit."):
         onnxtrain.fit(five, (X, LABELS), batch_size=5, progress=False)
 
 

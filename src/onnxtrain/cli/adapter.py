@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from onnxtrain.cli.console import Console, megabytes
-from onnxtrain.cli.files import check_target
+from onnxtrain.cli.files import check_not_read, check_target, of_artifacts, of_run
 from onnxtrain.errors import ArgumentError, OnnxTrainError
 from onnxtrain.format.adapter.adapter import Adapter
 
@@ -42,15 +43,15 @@ def export_command(options: argparse.Namespace, console: Console) -> int:
     checkpoint = chosen_checkpoint(folder, options.checkpoint)
     session = TrainingSession.from_folder(folder, checkpoint=checkpoint)
     adapter = session.adapter(allow_nonfinite=options.allow_nonfinite)
-    return _saved(adapter, options.output, console)
+    read = of_artifacts(folder) | of_run(checkpoint)
+    return _saved(adapter, options.output, read, console)
 
 
 def convert_command(options: argparse.Namespace, console: Console) -> int:
     """Write an adapter in another format, or with another element type."""
     adapter = Adapter.read(options.adapter)
-    return _saved(
-        adapter.astype(options.dtype) if options.dtype else adapter, options.output, console
-    )
+    changed = adapter.astype(options.dtype) if options.dtype else adapter
+    return _saved(changed, options.output, _read([options.adapter]), console)
 
 
 def stack_command(options: argparse.Namespace, console: Console) -> int:
@@ -61,7 +62,8 @@ def stack_command(options: argparse.Namespace, console: Console) -> int:
             "weights: give one for each"
         )
     adapters = [Adapter.read(path) for path in options.adapters]
-    return _saved(Adapter.stack(adapters, options.weight), options.output, console)
+    stacked = Adapter.stack(adapters, options.weight)
+    return _saved(stacked, options.output, _read(options.adapters), console)
 
 
 def merge_command(options: argparse.Namespace, console: Console) -> int:
@@ -71,7 +73,7 @@ def merge_command(options: argparse.Namespace, console: Console) -> int:
     if not Path(options.model).is_file():
         raise OnnxTrainError(f"there is no model {options.model!r}: give an .onnx file")
     target = Path(options.output)
-    check_target(target, "--output", {Path(options.model): "the model to read"})
+    check_target(target, "--output", _read([options.adapter], options.model))
     merged = merge_adapter(options.model, options.adapter, target, merge=options.merge)
     layers = [
         {"layer": layer.layer, "how": layer.how, "mean_error": layer.errors.mean,
@@ -84,10 +86,20 @@ def merge_command(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _saved(adapter: Adapter, output: str, console: Console) -> int:
+def _read(adapters: Iterable[str], model: str | None = None) -> dict[Path, str]:
+    found = dict.fromkeys(map(Path, adapters), "the adapter to read")
+    return found if model is None else found | {Path(model): "the model to read"}
+
+
+def _saved(adapter: Adapter, output: str, read: Mapping[Path, str], console: Console) -> int:
     target = Path(output)
+    check_not_read(target, "--output", read)
     if target.suffix == ".onnx_adapter":
         check_target(target, "--output")
+    elif target.is_file():
+        raise ArgumentError(
+            f"--output: {output!r} is a file: give a name that ends with .onnx_adapter, or a folder"
+        )
     adapter.save(target)
     content = _described(adapter, output)
     console.result(

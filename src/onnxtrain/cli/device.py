@@ -5,21 +5,32 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onnxtrain.cli.batch_size import Batches
 from onnxtrain.cli.console import Console, megabytes
 from onnxtrain.cli.data import load
-from onnxtrain.cli.files import check_run, check_target, of_artifacts
+from onnxtrain.cli.files import (
+    check_run,
+    check_target,
+    is_checkpoint,
+    of_artifacts,
+    of_data,
+    of_run,
+)
 from onnxtrain.cli.reading import remembered
 from onnxtrain.device.session import TrainingSession
 from onnxtrain.errors import ArgumentError, CheckpointError, ModelError, one_line
 from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.folder_lock import settle
+
+if TYPE_CHECKING:
+    from onnxtrain.cli.reading import Data
+    from onnxtrain.format.model.file import ValueType
 
 TRAINED = "trained"
 _LEARNING_RATE = 1e-3
@@ -36,8 +47,9 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
 
     folder = artifact_folder(options.artifacts)
     saved = Path(options.checkpoint) if options.checkpoint else folder / TRAINED
-    _check_plot(options.plot)
-    check_target(saved, "--checkpoint", of_artifacts(folder))
+    read = of_artifacts(folder) | of_data([*options.data, *(options.validation or ())])
+    _check_plot(options.plot, read | of_run(saved))
+    check_target(saved, "--checkpoint", read)
     check_run(saved, options.resume or options.add, options.restart)
     if options.metric and not options.validation:
         raise ArgumentError("--metric is measured on validation data: pass --validation")
@@ -60,7 +72,7 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
         session.set_learning_rate(_LEARNING_RATE if options.lr is None else options.lr)
     batches = Batches.of(session, options.batch_size, options.accumulate)
     batches.note(console)
-    metrics = _metrics(session, options) if validation is not None else []
+    metrics = [] if validation is None else _metrics(session, options, validation)
     if options.head is not None:
         from onnxtrain.cli.heads import compute_head
 
@@ -94,8 +106,10 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
         replay=_replay(options.replay),
     )
     if _steps(session) == steps and not history.interrupted:
+        done = history.epochs[-1].epoch if history.epochs else options.epochs
         console.note(
-            f"note: the run has had its {options.epochs} epochs: go on with more by --epochs"
+            f"note: nothing is left to train, the run has had {done} epochs: go on with more by "
+            "--epochs"
         )
     lines = [f"saved     {saved}, {megabytes(_size(saved))}"]
     if options.plot and history.losses:
@@ -141,11 +155,11 @@ def _class_weight(given: str | None) -> Any:
         ) from None
 
 
-def _check_plot(picture: str | None) -> None:
+def _check_plot(picture: str | None, read: Mapping[Path, str]) -> None:
     """Find out before training whether its picture can be drawn."""
     if picture is None:
         return
-    check_target(Path(picture), "--plot")
+    check_target(Path(picture), "--plot", read)
     if Path(picture).suffix.lower() not in (".png", ".svg", ".pdf", ".jpg", ".webp"):
         raise ArgumentError(f"--plot writes .png, .svg, .pdf, .jpg or .webp, not {picture!r}")
     import matplotlib  # noqa: F401
@@ -162,7 +176,7 @@ def eval_command(options: argparse.Namespace, console: Console) -> int:
     checkpoint = chosen_checkpoint(folder, options.checkpoint)
     session = TrainingSession.from_folder(folder, checkpoint=checkpoint)
     data = load(options.data, session, remembered(session, options), "--data")
-    metrics = _metrics(session, options)
+    metrics = _metrics(session, options, data)
     batches = Batches.of(session, options.batch_size, None)
     arrays = batches.whole(data.arrays, console)
     values = evaluate(session, arrays, metrics, batch_size=batches.size)
@@ -191,7 +205,9 @@ def export_command(options: argparse.Namespace, console: Console) -> int:
             "the artifacts give out the loss alone: name the values to export with --outputs"
         )
     target = Path(options.output)
-    check_target(target, "--output", of_artifacts(folder))
+    check_target(target, "--output", of_artifacts(folder) | of_run(checkpoint))
+    if is_checkpoint(target):
+        raise ArgumentError(f"--output: {str(target)!r} is a checkpoint: choose another file")
     session.export_model_for_inferencing(
         target,
         names,
@@ -317,19 +333,32 @@ def _size(path: Path) -> int:
     return sum(p.stat().st_size for p in (path, beside) if p.exists())
 
 
-def _metrics(session: TrainingSession, options: argparse.Namespace) -> list[Any]:
+def _metrics(session: TrainingSession, options: argparse.Namespace, data: Data) -> list[Any]:
     """Return the metrics asked for; accuracy where labels are classes and none was."""
     from onnxtrain.device.loop.metrics import make_metric
     from onnxtrain.device.loop.weights import without_weights
 
     beside = session.output_names(training=False)[1:]
     labels = without_weights(session.input_types())[-1]
-    names = options.metric
-    if names is None:
-        names = ["accuracy"] if labels.element_type == _INT64 and beside else []
-    if names and not beside:
+    if options.metric and not beside:
         raise ArgumentError("metrics need an output, and the artifacts give out the loss alone")
-    made = [make_metric(name) for name in names]
+    output = options.metric_output or (beside[-1] if beside else None)
+    made = [make_metric(name) for name in options.metric or ()]
+    if options.metric is None and labels.element_type == _INT64 and output is not None:
+        made = [_accuracy(session, output, labels, data)]
     for metric in made:
-        metric.output = options.metric_output or beside[-1]
+        metric.output = output
     return made
+
+
+def _accuracy(session: TrainingSession, output: str, labels: ValueType, data: Data) -> Any:
+    """Return the metric that nobody asked for: it fits the shapes, and leaves out marks."""
+    from onnxtrain.device.loop.metrics import Accuracy
+
+    evaluation = session.module.evaluation_executor
+    dims = [] if evaluation is None else list(evaluation.graph.model.output_dims(output) or ())
+    given = list(labels.dims or ())
+    last = len(dims) > 2 and dims[:-1] == given != [*dims[:1], *dims[2:]]
+    values = data.arrays[labels.name]
+    mark = int(values.min()) if values.size and values.dtype.kind in "if" else 0
+    return Accuracy(class_axis=-1 if last else 1, ignore_index=mark if mark < 0 else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from onnxtrain.errors import ArgumentError
@@ -20,7 +20,12 @@ def check_target(path: Path, option: str, read: Mapping[Path, str] | None = None
         raise ArgumentError(f"{option}: {str(path)!r} is a folder: give the name of a file")
     if not os.access(parent, os.W_OK):
         raise ArgumentError(f"{option}: {str(parent)!r} is not writable: choose another folder")
-    for file, what in (read or {}).items():
+    check_not_read(path, option, read or {})
+
+
+def check_not_read(path: Path, option: str, read: Mapping[Path, str]) -> None:
+    """Check that a file or a folder to write is none of those that are read."""
+    for file, what in read.items():
         if path.exists() and file.exists() and path.samefile(file):
             raise ArgumentError(f"{option}: {str(path)!r} is {what}: choose another file")
 
@@ -32,11 +37,23 @@ def of_artifacts(folder: Path) -> dict[Path, str]:
     return dict.fromkeys(files, "a part of the artifacts")
 
 
+def of_data(given: Iterable[str]) -> dict[Path, str]:
+    """Return the files that data comes from, FILE or NAME=FILE."""
+    paths = [path for text in given for path in (Path(text), Path(text.partition("=")[2]))]
+    return dict.fromkeys((path for path in paths if path.is_file()), "a file of the data")
+
+
+def of_run(checkpoint: Path) -> dict[Path, str]:
+    """Return the files of a checkpoint."""
+    beside = checkpoint.with_name(f"{checkpoint.name}.data")
+    return dict.fromkeys((checkpoint, beside), "the checkpoint to read")
+
+
 def check_run(saved: Path, resume: bool, restart: bool) -> None:
     """Check that an existing run is to be resumed or replaced."""
     if not saved.exists():
         return
-    if not _is_checkpoint(saved):
+    if not is_checkpoint(saved):
         raise ArgumentError(
             f"--checkpoint: {str(saved)!r} exists and is not a checkpoint: choose another file"
         )
@@ -47,6 +64,9 @@ def check_run(saved: Path, resume: bool, restart: bool) -> None:
         )
 
 
-def _is_checkpoint(path: Path) -> bool:
+def is_checkpoint(path: Path) -> bool:
+    """Whether a file begins as a checkpoint does."""
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
         return file.read(8)[4:] == _IDENTIFIER

@@ -63,6 +63,14 @@ class Parser(argparse.ArgumentParser):
         """End with exit code 2."""
         self.exit(2, printable(f"{self.prog}: {message}; see {self.prog} --help\n"))
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse a command line; what no command knows is an error of the command."""
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.prog = f"onnxtrain {getattr(options, 'command', '')}".strip()
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options
+
 
 def make_parser() -> Parser:
     """Return the parser of all commands."""

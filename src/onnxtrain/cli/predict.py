@@ -12,7 +12,7 @@ import numpy as np
 from onnxtrain.cli.console import Console
 from onnxtrain.cli.data import load_samples
 from onnxtrain.cli.device import artifact_folder, chosen_checkpoint
-from onnxtrain.cli.files import check_target, of_artifacts
+from onnxtrain.cli.files import check_target, of_artifacts, of_data, of_run
 from onnxtrain.cli.reading import Array, reading_of
 from onnxtrain.device.predict import open_model, predict
 from onnxtrain.device.run.graph import value_type
@@ -30,7 +30,10 @@ def predict_command(options: argparse.Namespace, console: Console) -> int:
     path = Path(options.model)
     target = Path(options.output) if options.output else None
     if target is not None:
-        check_target(target, "--output", {path: "the model"} | of_artifacts(path))
+        read = {path: "the model"} | of_artifacts(path) | of_data(options.inputs)
+        if path.is_dir():
+            read |= of_run(chosen_checkpoint(path, None))
+        check_target(target, "--output", read)
     session = open_model(_exported(path) if path.is_dir() else path)
     try:
         about = ModelMetadata.of(session.get_modelmeta().custom_metadata_map)

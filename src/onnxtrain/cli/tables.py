@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _USUAL = ("label", "labels", "class", "target", "y")
 _INTEGERS = (3, 5, 6, 7)
+_WHOLE = re.compile(r"-?[0-9]+(\.0*)?")
 
 
 def read_table(path: Path, inputs: Sequence[ValueType], reading: Reading, where: str) -> Data:
@@ -123,6 +125,11 @@ class _Table:
                     raise self._no_number(count + 1, row, places) from None
             if place is not None:
                 text = row[place].strip()
+                if not text:
+                    raise InputError(
+                        f"{self._where}: row {count + 1} has no label in column {word!r}: fill it "
+                        "in, or leave the row out"
+                    )
                 words.append(known.setdefault(text, text))
             row = self._next()
         features, others = (
@@ -188,11 +195,11 @@ def _labels(
     words: Sequence[str], label: str, classes: list[str] | None, where: str
 ) -> tuple[Array, list[str] | None]:
     """Return integers as they are, and words as class indices."""
-    if not all(word.lstrip("-").isdecimal() for word in words) or (
+    if not all(_WHOLE.fullmatch(word) for word in words) or (
         classes is not None and set(words) <= set(classes)
     ):
         return numbered(words, classes, where)
     try:
-        return np.array([int(word) for word in words], np.int64), classes
+        return np.array([int(word.partition(".")[0]) for word in words], np.int64), classes
     except (OverflowError, ValueError):
         raise InputError(f"{where}: column {label!r} has numbers that are too large") from None

@@ -12,7 +12,7 @@ from onnxtrain.errors import ArgumentError
 from onnxtrain.format.model_metadata import PREFIX, ModelMetadata
 from onnxtrain.offline.add_loss import Loss
 from onnxtrain.offline.blocks.values import defined_names
-from onnxtrain.offline.frontend.load import ModelLike, read_model
+from onnxtrain.offline.frontend.load import ModelLike, read_model, require_outputs
 from onnxtrain.offline.frontend.wellformed import require_well_formed
 from onnxtrain.offline.graph.versions import FLOOR_OPSET, NOTED_OPSET
 from onnxtrain.offline.lora import Lora
@@ -75,6 +75,7 @@ def forward_model(
     elif after is not None:
         raise ArgumentError("after says where a new layer goes: give classes too")
     proto, path = read_model(model)
+    require_outputs(proto, "the model")
     require_well_formed(proto, "the model")
     properties = {entry.key: entry.value for entry in proto.metadata_props}
     if classes is not None:

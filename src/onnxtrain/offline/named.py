@@ -19,9 +19,9 @@ _CLIP_NORM = inspect.Parameter("clip_norm", inspect.Parameter.KEYWORD_ONLY, defa
 def make_named(text: str, table: Mapping[str, Callable[..., Any]], argument: str) -> Any:
     """Make what a text names, such as "sgd:momentum=0.9"; `argument` is what it was given as."""
     name, _, settings = text.partition(":")
-    kind = table.get(name.strip().lower().replace("-", "_"))
+    kind = {_plain(key): value for key, value in table.items()}.get(_plain(name))
     if kind is None:
-        near = difflib.get_close_matches(name, table, 1)
+        near = difflib.get_close_matches(name, table, 1) if len(name) > 2 else []
         raise ArgumentError(
             f"{argument} is {text!r}, which is none of {', '.join(table)}"
             f"{f': did you mean {near[0]!r}?' if near else ''}"
@@ -45,6 +45,10 @@ def make_named(text: str, table: Mapping[str, Callable[..., Any]], argument: str
     if "clip_norm" in values:
         values["clip_grad"] = ClipGradNorm(values.pop("clip_norm"))
     return kind(**values)
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace("-", "").replace("_", "")
 
 
 def _setting(item: str, text: str) -> tuple[str, str]:

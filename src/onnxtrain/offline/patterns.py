@@ -7,9 +7,12 @@ torch has for a tensor which its exporters rename.
 from __future__ import annotations
 
 import fnmatch
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
+
+import onnx_ir as ir
 
 from onnxtrain.errors import (
     NotDifferentiableError,
@@ -29,6 +32,8 @@ from onnxtrain.offline.train_words import names_by_word, near_word
 
 # Constants of this size or more are stored in the checkpoint, once; smaller ones stay in graphs.
 STORED_ONCE = 1 << 16  # bytes
+# Names that exporters make up.
+_MADE_UP = re.compile(r"val_[0-9]+|onnx::.*|/.*|_?[0-9]+")
 
 
 def choose(
@@ -126,9 +131,13 @@ def _in_doubt(found: Survey) -> list[str]:
     return [
         name
         for name, finding in found.findings.items()
-        if finding.advice == TRAIN_IT
-        and (finding.elements > 1 or FROM_CONSTANT not in values[name].meta)
+        if finding.advice == TRAIN_IT and (finding.elements > 1 or not _is_number(values[name]))
     ]
+
+
+def _is_number(value: ir.Value) -> bool:
+    """Whether a scalar is a number of the graph: a Constant, or named by an exporter."""
+    return FROM_CONSTANT in value.meta or bool(_MADE_UP.fullmatch(str(value.name)))
 
 
 def _frozen(freeze: Sequence[str], found: Survey) -> list[str]:

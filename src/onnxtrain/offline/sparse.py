@@ -49,4 +49,4 @@ class Sparse:
     @property
     def size(self) -> int | float:
         """The memory in bytes."""
-        return parse_budget(self.memory)
+        return parse_budget(self.memory, "the memory of sparse")

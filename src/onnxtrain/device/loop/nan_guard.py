@@ -208,4 +208,7 @@ def _label_range(names: Sequence[str], batch: Batch) -> str:
     last = as_array(batch.values[-1])
     if last.dtype.kind not in "iu" or not last.size:
         return ""
-    return f" ({names[-1]!r} is from {last.min()} to {last.max()} in this batch)"
+    found = f" ({names[-1]!r} is from {last.min()} to {last.max()} in this batch"
+    if last.min() < 0:
+        found += f"; if {last.min()} marks what does not count, it is ignore_index of the loss"
+    return f"{found})"

@@ -197,11 +197,10 @@ def _fixed_batch(dims: Sequence[int | str | None], shape: Sequence[int]) -> str:
     batch = dims[0] if dims else None
     if not isinstance(batch, int) or len(shape) != len(dims) or shape[0] == batch:
         return ""
-    settings = f"batch_size={batch}"
-    settings += f", accumulate={shape[0] // batch}" if shape[0] > batch else ", drop_last=True"
+    more = f"accumulate={shape[0] // batch}" if shape[0] > batch else "drop_last=True"
     return (
-        f": it takes batches of {batch}, so pass {settings} to fit, or export the model with a "
-        "symbolic batch"
+        f": it takes batches of {batch}, so pass batch_size={batch} (and {more} to fit), or export "
+        "the model with a symbolic batch"
     )
 
 

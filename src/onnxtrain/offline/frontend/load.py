@@ -118,9 +118,14 @@ def _resembles(path: Path) -> str:
     return ""
 
 
-def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
+def require_outputs(proto: onnx.ModelProto, origin: str) -> None:
+    """Refuse what may be read as a model, and is none: an empty file."""
     if not proto.HasField("graph") or not proto.graph.output:
         raise ModelError(f"{origin} holds no graph with outputs: it is empty, or not a whole model")
+
+
+def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
+    require_outputs(proto, origin)
     unstated = not proto.opset_import and 0 < proto.ir_version < STATES_OPSETS
     if not proto.opset_import and not unstated:
         raise ModelError(f"{origin} states no opset (opset_import): its operators have no meaning")

@@ -7,8 +7,10 @@ limit it exceeds; whoever trusts it raises that limit.
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
@@ -79,8 +81,11 @@ def limited(doing: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            _require_arguments(function.__name__, signature, args, kwargs)
             limits: Any = kwargs.get("limits")
             with limits_in_force(limits), collector_paused(), model_error_context(doing):
                 return function(*args, **kwargs)
@@ -88,6 +93,20 @@ def limited(doing: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return call
 
     return decorate
+
+
+def _require_arguments(
+    name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    unknown = [key for key in kwargs if key not in signature.parameters]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], signature.parameters, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(signature.parameters)}"
+        raise ArgumentTypeError(f"{name}() has no argument {unknown[0]!r}: {hint}")
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ArgumentTypeError(f"{name}(): {error}") from None
 
 
 def require(limit: str, number: int, what: str) -> None:

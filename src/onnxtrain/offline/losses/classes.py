@@ -8,10 +8,12 @@ does not destroy the parameters.
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.errors import BlockError
+from onnxtrain.errors import BlockError, TrainingWarning
 from onnxtrain.offline.graph.ops import Ops
 from onnxtrain.offline.graph.shapes import UNKNOWN, Dims, dims_of
 from onnxtrain.offline.losses.loss import Array, Loss, weights
@@ -92,6 +94,13 @@ class _ClassLoss(Loss):
             raise BlockError(
                 f"weight has {self.weight.size} numbers, but the scores {name!r} have {classes} "
                 "classes"
+            )
+        if classes == 1:
+            warnings.warn(
+                f"the scores {name!r} are of one class, so that the loss is 0 whatever they are: "
+                "one score for yes or no is for 'bce', a number to predict for 'mse'",
+                TrainingWarning,
+                stacklevel=2,
             )
         return dims, axis
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx
 
-from onnxtrain.errors import BlockError, ModelError
+from onnxtrain.errors import BlockError, ModelError, OnnxTrainError
 from onnxtrain.offline.blocks.accessor import ModelAccessor, current
 from onnxtrain.offline.blocks.block import Block, names_of
 from onnxtrain.offline.blocks.merge import merge
@@ -45,12 +45,25 @@ class FunctionLoss(Block):
         accessor = current()
         # Before the function adds nodes that read labels which are not there yet.
         like = accessor.type_of(output_names[0]) if labels else None
-        result = self._function(*output_names, **{label: label for label in labels})
+        result = self._called(output_names, labels)
         names_of(result)
         for label in labels:
             if like is not None and not accessor.has(label):
                 accessor.add_input(label, like)
         return result
+
+    def _called(self, output_names: Sequence[str], labels: Sequence[str]) -> Any:
+        try:
+            return self._function(*output_names, **{label: label for label in labels})
+        except OnnxTrainError:
+            raise
+        except Exception as error:
+            raise BlockError(
+                f"the loss {self._function!r} failed with {type(error).__name__}: {error}. A loss "
+                "is a name, such as 'cross_entropy', or a function that is called with names of "
+                "values and returns the name of what blocks (onnxtrain.onnxblock) make of them; "
+                "functions of arrays or tensors cannot become a graph"
+            ) from error
 
     def _labels(self, given: Sequence[str]) -> list[str]:
         """Return the names of the parameters that are labels."""

@@ -8,8 +8,10 @@ as functions of outputs and labels.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from onnxtrain.device.loop.history import NUMBERS
@@ -60,11 +62,11 @@ def make_metric(metric: MetricLike) -> Metric:
     if isinstance(metric, Metric):
         return metric
     if isinstance(metric, str):
-        if metric in _NAMED:
-            return _NAMED[metric]()
-        top = re.fullmatch(r"top_?([1-9][0-9]{0,8})", metric)
-        if top is not None:
-            return TopK(int(top[1]))
+        name, _, settings = metric.partition(":")
+        top = re.fullmatch(r"top_?([1-9][0-9]{0,8})", name)
+        kind = _NAMED.get(name) if top is None else partial(TopK, int(top[1]))
+        if kind is not None:
+            return _with_settings(kind, settings, metric)
         close = difflib.get_close_matches(metric, [*_NAMED, "top5"], 1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ArgumentError(
@@ -76,6 +78,24 @@ def make_metric(metric: MetricLike) -> Metric:
     raise ArgumentError(
         f"a metric is a name, a function or an object like Accuracy(), not {metric!r}"
     )
+
+
+def _with_settings(kind: Callable[..., Metric], settings: str, metric: str) -> Metric:
+    """Make a metric with settings such as "ignore_index=-100,class_axis=-1"."""
+    given: dict[str, Any] = {}
+    try:
+        for item in filter(None, settings.split(",")):
+            key, _, value = (part.strip() for part in item.partition("="))
+            is_word = key in ("average", "output", "labels")
+            given[key] = value if is_word else json.loads(value.lower())
+        return kind(**given)
+    except ArgumentError:
+        raise
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            f"the metric {metric!r} has settings that it does not take: they are written "
+            "name=value, such as accuracy:ignore_index=-100,class_axis=-1"
+        ) from None
 
 
 def make_metrics(

@@ -68,27 +68,28 @@ _SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*(%|[kmg]?b)?")
 _UNITS = {"b": 1, "kb": 2**10, "mb": 2**20, "gb": 2**30}
 
 
-def parse_budget(budget: object) -> int | float:
+def parse_budget(budget: object, argument: str = "memory_budget") -> int | float:
     """Return a budget as a number of bytes (an integer), or as a fraction of at most 1.
 
-    Takes bytes, a fraction, or a text such as "300MB", "50%" or "0.5".
+    Takes bytes, a fraction, or a text such as "300MB", "50%" or "0.5". `argument` is what it was
+    given as.
     """
     if isinstance(budget, str):
         found = _SIZE.fullmatch(budget.strip().lower())
         if found is None:
             raise ArgumentError(
-                f"memory_budget is a size such as 300MB, or a part such as 50%, not {budget!r}"
+                f"{argument} is a size such as 300MB, or a part such as 50%, not {budget!r}"
             )
         budget = float(found[1])
         if found[2] is not None:
             budget = budget / 100 if found[2] == "%" else int(budget * _UNITS[found[2]])
     if isinstance(budget, bool) or not isinstance(budget, int | float):
         raise ArgumentTypeError(
-            "memory_budget is a number of bytes, or a fraction of what a step takes without one, "
+            f"{argument} is a number of bytes, or a fraction of what a step takes without one, "
             f"such as 0.5, not {budget!r}"
         )
     if not budget > 0:
-        raise ArgumentError(f"memory_budget is {budget}; it has to be above zero")
+        raise ArgumentError(f"{argument} is {budget}; it has to be above zero")
     return int(budget) if budget > 1 else budget
 
 
@@ -255,7 +256,7 @@ def _out_of_reach(limit: int, peak: int, without: int, numbers: Mapping[str, int
         f"memory_budget={limit} ({megabytes(limit)}) cannot be reached{_for_sizes(numbers)}: with "
         f"all that helps computed again, a step takes about {megabytes(peak)} beside its "
         f"parameters ({megabytes(without)} if nothing is computed again). Give "
-        f"memory_budget={peak + (1 << 20)} or more, or train with smaller batches: "
+        f"memory_budget={peak + peak // 32 + 4096} or more, or train with smaller batches: "
         "fit(..., micro_batch_size=n) makes the same update in smaller passes"
     )
 
