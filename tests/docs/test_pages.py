@@ -109,6 +109,20 @@ def two_inputs(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), path)
 
 
+def tagger(path: Path) -> None:
+    """A model of scores of classes for each position."""
+    weight = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["input", "weight"], ["scores"])],
+        "tagger",
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", "positions", 8])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", "positions", 3])],
+        [numpy_helper.from_array(weight, "weight")],
+    )
+    opset = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), path)
+
+
 @pytest.mark.slow
 def test_the_example_of_the_readme_runs_and_has_fifteen_lines(tmp_path) -> None:
     offline, device = blocks(ROOT / "README.md")
@@ -129,6 +143,7 @@ def test_the_example_of_the_readme_runs_and_has_fifteen_lines(tmp_path) -> None:
 def test_the_code_of_a_page_runs(page, tmp_path) -> None:
     classifier(tmp_path / "model.onnx")
     two_inputs(tmp_path / "two_inputs.onnx")
+    tagger(tmp_path / "tagger.onnx")
     warnings = "default" if page in WITH_WARNINGS else "error"
     execute("\n".join([BEFORE.get(page, ""), *blocks(DOCS / page)]), tmp_path, warnings)
 
