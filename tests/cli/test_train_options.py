@@ -102,3 +102,47 @@ def test_a_tagger_is_measured_without_what_does_not_count(
     ).get_parameter("w")
     right = (x @ weights).argmax(-1)[labels >= 0] == labels[labels >= 0]
     assert found["epochs"][-1]["values"]["accuracy"] == pytest.approx(right.mean())
+
+
+def test_labels_that_are_the_next_elements_are_not_compared_with_scores(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    value, rng = helper.make_tensor_value_info, np.random.default_rng(0)
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "ids"], ["y"])],
+        "bigrams",
+        [value("ids", onnx.TensorProto.INT64, ["N", "T"])],
+        [value("y", onnx.TensorProto.FLOAT, ["N", "T", 7])],
+        [numpy_helper.from_array(rng.normal(size=(7, 7)).astype(np.float32), "table")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), "model.onnx")
+    ids = rng.integers(0, 7, (10, 5))
+    np.savez("train.npz", ids=ids, labels=ids)
+    words = ["--loss", "next_token", "--outputs", "y", "-q"]
+    assert main(["prepare", "model.onnx", "-o", "artifacts", *words]) == 0
+    code, found = train(capsys, "--validation", "train.npz")
+    assert code == 0, found
+    assert set(found["epochs"][-1]["values"]) == {"eval_loss"}
+
+
+@pytest.mark.parametrize("labels", [["1", "2", "3"], ["1.0", "2.", "3.0"]])
+def test_numbers_of_a_table_may_be_names_of_classes(labels, tmp_path) -> None:
+    from onnxtrain.cli.tables import _labels
+
+    found, classes = _labels(labels, "label", ["1", "2", "3"], "--data")
+    assert found.tolist() == [0, 1, 2] and classes == ["1", "2", "3"]
+    found, classes = _labels(labels, "label", None, "--data")
+    assert found.tolist() == [1, 2, 3] and classes is None
+
+
+def test_a_label_that_the_loss_ignores_is_no_wrong_class(folder, capsys) -> None:
+    loss = "cross_entropy:ignore_index=-1"
+    assert main(["prepare", "model.onnx", "-o", "artifacts", "--loss", loss, "-q"]) == 0
+    given = dict(np.load("train.npz"))
+    given["labels"][:5] = -1
+    np.savez("train.npz", **given)
+    assert train(capsys, "--validation", "train.npz")[0] == 0
+    given["labels"][:5] = -2
+    np.savez("train.npz", **given)
+    assert "range from -2 to" in train(capsys)[1]

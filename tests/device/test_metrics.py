@@ -278,6 +278,10 @@ def test_settings_in_words() -> None:
     assert make_metric("top3:ignore_index=-1").k == 3
     assert make_metric("f1:average=micro").average == "micro"
     assert make_metric("accuracy:binary=true").binary is True
+    assert make_metric("accuracy:ignore_index=none,output=Scores").output == "Scores"
     for wrong in ("accuracy:ignore=1", "accuracy:ignore_index=pad", "mae:class_axis=1", "top5:k"):
+        with pytest.raises(ArgumentError, match="has settings that it does not take"):
+            make_metric(wrong)
+    for wrong in ("accuracy:class_axis=1.0", "accuracy:binary=2", "top3:ignore_index=[1]"):
         with pytest.raises(ArgumentError, match="has settings that it does not take"):
             make_metric(wrong)

@@ -13,6 +13,7 @@ import onnxtrain
 from onnxtrain import artifacts
 from onnxtrain.errors import ArgumentError, ArgumentTypeError, OnnxTrainError
 from onnxtrain.offline import losses, optimizers
+from onnxtrain.offline.lora import Lora
 from onnxtrain.offline.named import make_named
 from onnxtrain.offline.passes.remat.budget import parse_budget
 from onnxtrain.offline.prepare import prepare
@@ -147,8 +148,13 @@ def test_none_may_be_a_word_of_its_own() -> None:
     assert make_named("mse:reduction=none", losses.BY_NAME, "loss").reduction == "none"
     made = make_named("cross_entropy:ignore_index=none", losses.BY_NAME, "loss")
     assert made.ignore_index is None
-    with pytest.raises(ArgumentError, match="ignore_index takes a value such as None, not 'pad'"):
-        make_named("cross_entropy:ignore_index=pad", losses.BY_NAME, "loss")
+    for wrong in ("pad", "1.5", "[1]", "true"):
+        with pytest.raises(ArgumentError, match="ignore_index takes a value such as None, not"):
+            make_named(f"cross_entropy:ignore_index={wrong}", losses.BY_NAME, "loss")
+
+
+def test_names_that_are_numbers() -> None:
+    assert make_named("lora:layers=0", {"lora": Lora}, "train").layers == "0"
 
 
 def test_an_optimizer_with_clipping_by_name() -> None:

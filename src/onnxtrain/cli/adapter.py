@@ -11,6 +11,7 @@ from onnxtrain.cli.console import Console, megabytes
 from onnxtrain.cli.files import check_not_read, check_target, of_artifacts, of_run
 from onnxtrain.errors import ArgumentError, OnnxTrainError
 from onnxtrain.format.adapter.adapter import Adapter
+from onnxtrain.format.adapter.peft import WEIGHTS
 
 
 def show_command(options: argparse.Namespace, console: Console) -> int:
@@ -87,16 +88,19 @@ def merge_command(options: argparse.Namespace, console: Console) -> int:
 
 
 def _read(adapters: Iterable[str], model: str | None = None) -> dict[Path, str]:
-    found = dict.fromkeys(map(Path, adapters), "the adapter to read")
+    paths = [Path(name) for name in adapters]
+    paths += [p / WEIGHTS for p in paths] + [p.parent for p in paths if p.name == WEIGHTS]
+    found = dict.fromkeys(paths, "the adapter to read")
     return found if model is None else found | {Path(model): "the model to read"}
 
 
 def _saved(adapter: Adapter, output: str, read: Mapping[Path, str], console: Console) -> int:
     target = Path(output)
-    check_not_read(target, "--output", read)
+    for path in (target, target.parent) if target.name == WEIGHTS else (target,):
+        check_not_read(path, "--output", read)
     if target.suffix == ".onnx_adapter":
         check_target(target, "--output")
-    elif target.is_file():
+    elif target.is_file() and target.name != WEIGHTS:
         raise ArgumentError(
             f"--output: {output!r} is a file: give a name that ends with .onnx_adapter, or a folder"
         )

@@ -100,7 +100,7 @@ def _load(model: ModelFile, reading: Reading, options: argparse.Namespace) -> di
 
 def _label_type(options: argparse.Namespace) -> int:
     """Return the type of labels: numbers if a metric is one of numbers, and otherwise classes."""
-    if any(metric in _OF_NUMBERS for metric in options.metric or ()):
+    if any(metric.partition(":")[0] in _OF_NUMBERS for metric in options.metric or ()):
         return _FLOAT
     is_array = options.data[0].lower().endswith((".npz", ".npy"))
     return 0 if is_array else _INT64  # arrays have a type of their own

@@ -312,7 +312,11 @@ def _check_labels(arrays: Mapping[str, Array], session: TrainingSession, option:
     count = _class_count(session)
     if labels.dtype.kind not in "iuf" or count is None:
         return
-    low, high = labels.min(), labels.max()
+    mark = session.metadata.labels.get("ignore_index")
+    counted = labels if mark is None else labels[labels != mark]
+    if not counted.size:
+        return
+    low, high = counted.min(), counted.max()
     if low < 0 or high >= count:
         more = f"prepare it with --classes {int(high) + 1}, or " if 0 <= low < high < 10**6 else ""
         raise InputError(

@@ -30,7 +30,6 @@ from onnxtrain.format.folder_lock import settle
 
 if TYPE_CHECKING:
     from onnxtrain.cli.reading import Data
-    from onnxtrain.format.model.file import ValueType
 
 TRAINED = "trained"
 _LEARNING_RATE = 1e-3
@@ -107,9 +106,10 @@ def train_command(options: argparse.Namespace, console: Console) -> int:
     )
     if _steps(session) == steps and not history.interrupted:
         done = history.epochs[-1].epoch if history.epochs else options.epochs
+        limit = "--epochs" if options.max_steps is None else "--epochs or --max-steps"
         console.note(
             f"note: nothing is left to train, the run has had {done} epochs: go on with more by "
-            "--epochs"
+            f"{limit}"
         )
     lines = [f"saved     {saved}, {megabytes(_size(saved))}"]
     if options.plot and history.losses:
@@ -345,20 +345,27 @@ def _metrics(session: TrainingSession, options: argparse.Namespace, data: Data) 
     output = options.metric_output or (beside[-1] if beside else None)
     made = [make_metric(name) for name in options.metric or ()]
     if options.metric is None and labels.element_type == _INT64 and output is not None:
-        made = [_accuracy(session, output, labels, data)]
+        made = _accuracy(session, output, data.arrays[labels.name].shape)
     for metric in made:
-        metric.output = output
+        if options.metric_output or metric.output is None:
+            metric.output = output
     return made
 
 
-def _accuracy(session: TrainingSession, output: str, labels: ValueType, data: Data) -> Any:
-    """Return the metric that nobody asked for: it fits the shapes, and leaves out marks."""
+def _accuracy(session: TrainingSession, output: str, labels: tuple[int, ...]) -> list[Any]:
+    """Return the metric that nobody asked for, if labels are the classes of the output."""
     from onnxtrain.device.loop.metrics import Accuracy
 
+    layout = session.metadata.labels
+    axis = layout.get("class_axis", 1)
     evaluation = session.module.evaluation_executor
-    dims = [] if evaluation is None else list(evaluation.graph.model.output_dims(output) or ())
-    given = list(labels.dims or ())
-    last = len(dims) > 2 and dims[:-1] == given != [*dims[:1], *dims[2:]]
-    values = data.arrays[labels.name]
-    mark = int(values.min()) if values.size and values.dtype.kind in "if" else 0
-    return Accuracy(class_axis=-1 if last else 1, ignore_index=mark if mark < 0 else None)
+    dims = None if evaluation is None else evaluation.graph.model.output_dims(output)
+    if layout.get("shift"):
+        return []
+    if dims is not None and len(dims) > 2 and "class_axis" not in layout:
+        without = [*dims[:axis], *dims[axis + 1 :]]
+        if len(without) != len(labels) or any(
+            isinstance(dim, int) and dim != size for dim, size in zip(without, labels, strict=True)
+        ):
+            return []
+    return [Accuracy(class_axis=axis, ignore_index=layout.get("ignore_index"))]

@@ -32,7 +32,7 @@ def predict_command(options: argparse.Namespace, console: Console) -> int:
     if target is not None:
         read = {path: "the model"} | of_artifacts(path) | of_data(options.inputs)
         if path.is_dir():
-            read |= of_run(chosen_checkpoint(path, None))
+            read |= of_run(chosen_checkpoint(artifact_folder(str(path)), None))
         check_target(target, "--output", read)
     session = open_model(_exported(path) if path.is_dir() else path)
     try:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _USUAL = ("label", "labels", "class", "target", "y")
 _INTEGERS = (3, 5, 6, 7)
-_WHOLE = re.compile(r"-?[0-9]+(\.0*)?")
+_INTEGER, _WHOLE = re.compile("-?[0-9]+"), re.compile(r"-?[0-9]+(\.0*)?")
 
 
 def read_table(path: Path, inputs: Sequence[ValueType], reading: Reading, where: str) -> Data:
@@ -195,11 +195,13 @@ def _labels(
     words: Sequence[str], label: str, classes: list[str] | None, where: str
 ) -> tuple[Array, list[str] | None]:
     """Return integers as they are, and words as class indices."""
-    if not all(_WHOLE.fullmatch(word) for word in words) or (
+    if all(_WHOLE.fullmatch(word) for word in words) and not set(words) <= set(classes or ()):
+        words = [word.partition(".")[0] for word in words]
+    if not all(_INTEGER.fullmatch(word) for word in words) or (
         classes is not None and set(words) <= set(classes)
     ):
         return numbered(words, classes, where)
     try:
-        return np.array([int(word.partition(".")[0]) for word in words], np.int64), classes
+        return np.array([int(word) for word in words], np.int64), classes
     except (OverflowError, ValueError):
         raise InputError(f"{where}: column {label!r} has numbers that are too large") from None

@@ -30,6 +30,8 @@ class ModelMetadata:
         label: the columns of a table that are labels, with commas between them.
         activation: for outputs, by name, what makes probabilities of them: "softmax", "sigmoid",
             or "identity" where they are no scores of classes.
+        labels: how the loss reads labels, where that is not usual: the `class_axis` of the scores,
+            the `ignore_index` that does not count, `shift` 1 where a label is the next element.
         lora: the pairs of low-rank factors that train, each with the path of its `layer`, the names
             `a` and `b` of the factors, `rank`, `scale` (what their product is multiplied by), and
             `kind`: "linear" (A is [in, rank], B is [rank, out]) or "conv" (A is [rank, in, ...],
@@ -45,6 +47,7 @@ class ModelMetadata:
     columns: list[str] | None = None
     label: str | None = None
     activation: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, int] = field(default_factory=dict)
     lora: list[dict[str, Any]] | None = None
     base: str | None = None
 
@@ -119,6 +122,10 @@ def _are_activations(value: Any) -> bool:
     return isinstance(value, dict) and all(kind in kinds for kind in value.values())
 
 
+def _is_layout(value: Any) -> bool:
+    return isinstance(value, dict) and all(type(number) is int for number in value.values())
+
+
 _LORA_TEXTS = ("layer", "a", "b", "kind")
 
 
@@ -162,6 +169,7 @@ _PLACES = {
         PREFIX + "activation", "", _are_activations,
         "'softmax', 'sigmoid' or 'identity' for each output",
     ),
+    "labels": _Place(PREFIX + "labels", "", _is_layout, "an object of whole numbers"),
     "lora": _Place(
         PREFIX + "lora", "", _are_pairs,
         "a list of pairs of factors, each with layer, a, b, rank, scale and kind",

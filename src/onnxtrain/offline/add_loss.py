@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import onnx
 
 from onnxtrain.errors import ArgumentTypeError, OnnxTrainError, TrainingWarning
+from onnxtrain.format.model_metadata import ModelMetadata
 from onnxtrain.offline import losses
 from onnxtrain.offline.blocks.accessor import base
 from onnxtrain.offline.blocks.block import Block, names_of
@@ -43,15 +44,15 @@ _ACTIVATIONS = {
 class WithLoss(NamedTuple):
     """A model with its loss, the names of its outputs (the loss first), and what the loss brought.
 
-    `notes` says what was decided in the caller's place, `activation` what makes probabilities of
-    the value that the loss reads (see `ModelMetadata`).
+    `notes` says what was decided in the caller's place, `about` what the loss tells of the value
+    that it reads, and of its labels.
     """
 
     model: onnx.ModelProto
     outputs: list[str]
     brought: frozenset[str]
     notes: tuple[str, ...]
-    activation: dict[str, str]
+    about: ModelMetadata
 
 
 def add_loss(
@@ -111,8 +112,23 @@ def add_loss(
         beside = [*beside, *names]
     brought = frozenset(defined_names(model.graph)) - frozenset(defined_names(forward.graph))
     activation = _ACTIVATIONS.get(type(block), "identity") if is_built_in else None
-    about = {} if activation is None else {names[0]: activation}
+    about = ModelMetadata(
+        activation={} if activation is None else {names[0]: activation},
+        labels=_layout(block) if is_built_in else {},
+    )
     return WithLoss(model, list(dict.fromkeys([*returned, *beside])), brought, notes, about)
+
+
+def _layout(block: Block) -> dict[str, int]:
+    """Return what is unusual about the labels of a loss of classes."""
+    if not isinstance(block, losses.CrossEntropyLoss | losses.NLLLoss):
+        return {}
+    shift = int(isinstance(block, losses.NextTokenLoss))
+    found = {"class_axis": block.class_axis, "ignore_index": block.ignore_index, "shift": shift}
+    usual = {"class_axis": 1, "ignore_index": None, "shift": 0}
+    return {
+        key: int(value) for key, value in found.items() if value is not None and value != usual[key]
+    }
 
 
 def _make_block(loss: Loss | None) -> Block:

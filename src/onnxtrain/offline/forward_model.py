@@ -80,7 +80,7 @@ def forward_model(
     properties = {entry.key: entry.value for entry in proto.metadata_props}
     if classes is not None:
         properties.pop(f"{PREFIX}classes", None)  # those of the layer that is gone
-    for stale in ("lora", "base"):  # of what an earlier adapter was trained on
+    for stale in ("lora", "base", "labels"):  # of what an earlier run was trained on
         properties.pop(f"{PREFIX}{stale}", None)
     properties |= about.properties()
     known = frozenset(defined_names(proto.graph))

@@ -35,7 +35,7 @@ def make_named(text: str, table: Mapping[str, Callable[..., Any]], argument: str
         raise ArgumentError(
             f"{argument} is {text!r}, but {name} has no {wrong[0]}: it has {', '.join(known)}"
         )
-    values = {key: _value(written, known[key].default) for key, written in given.items()}
+    values = {key: _value(written, known[key]) for key, written in given.items()}
     for key, value in values.items():
         if not _is_of(known[key], value):
             raise ArgumentError(
@@ -58,14 +58,16 @@ def _setting(item: str, text: str) -> tuple[str, str]:
     return key, value
 
 
-def _value(written: str, usual: Any) -> Any:
-    """Return what a setting means, beside its usual value: "none" may be a word of its own."""
-    if written.lower() in _WORDS and not isinstance(usual, str):
+def _value(written: str, parameter: inspect.Parameter) -> Any:
+    """Return what a setting means: "none" and numbers may be words of their own."""
+    is_text = isinstance(parameter.default, str) or "str" in str(parameter.annotation)
+    if written.lower() in _WORDS and not is_text:
         return _WORDS[written.lower()]
     try:
-        return ast.literal_eval(written)
+        found = ast.literal_eval(written)
     except (ValueError, SyntaxError):
         return written
+    return written if is_text and not isinstance(found, str | tuple | list) else found
 
 
 def _is_of(parameter: inspect.Parameter, value: Any) -> bool:
@@ -73,8 +75,10 @@ def _is_of(parameter: inspect.Parameter, value: Any) -> bool:
     usual, kinds = parameter.default, str(parameter.annotation)
     if isinstance(usual, bool):
         return value in (True, False)
-    if isinstance(usual, int | float):
-        return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(usual, int | float) or "int" in kinds:
+        numbers = int if "int" in kinds else int | float
+        is_number = isinstance(value, numbers) and not isinstance(value, bool)
+        return is_number or (value is None and "None" in kinds)
     if isinstance(value, str):
         return isinstance(usual, str) or "str" in kinds
     if isinstance(value, tuple | list):

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from onnxtrain.format.model_metadata import ModelMetadata
 from onnxtrain.offline.add_loss import Loss, add_loss
 from onnxtrain.offline.artifacts import Artifacts
 from onnxtrain.offline.decide import decide
@@ -131,10 +130,10 @@ def prepare(
 
     # 1. The model, and the loss behind it.
     forward = forward_model(model, of, train, classes, after, dynamic_batch, loss, updates)
-    with_loss, names, brought, notes, activation = add_loss(
+    with_loss, names, brought, notes, about = add_loss(
         forward.proto, forward.path, loss, forward.of, outputs, sample_weight=sample_weight
     )
-    properties = forward.properties | ModelMetadata(activation=activation).properties()
+    properties = forward.properties | about.properties()
 
     # 2. One canonical model, and what of it trains.
     canonical = canonical_model(with_loss, located=True)

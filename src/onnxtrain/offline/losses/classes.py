@@ -95,13 +95,6 @@ class _ClassLoss(Loss):
                 f"weight has {self.weight.size} numbers, but the scores {name!r} have {classes} "
                 "classes"
             )
-        if classes == 1:
-            warnings.warn(
-                f"the scores {name!r} are of one class, so that the loss is 0 whatever they are: "
-                "one score for yes or no is for 'bce', a number to predict for 'mse'",
-                TrainingWarning,
-                stacklevel=2,
-            )
         return dims, axis
 
     def _terms(
@@ -188,6 +181,18 @@ class CrossEntropyLoss(_ClassLoss):
         if not 0.0 <= label_smoothing <= 1.0:
             raise BlockError(f"label_smoothing is from 0 to 1, not {label_smoothing!r}")
         self.smoothing = float(label_smoothing)
+
+    def formula(self, op: Ops, scores: ir.Value, labels: ir.Value) -> ir.Value:
+        """Write the loss; that of one class is 0 whatever its score is."""
+        dims, axis = self._dims_and_axis(scores)
+        if dims[axis] == 1:
+            warnings.warn(
+                f"the scores {scores.name!r} are of one class, so that the loss is always 0: one "
+                "score for yes or no is for 'bce', a number to predict for 'mse'",
+                TrainingWarning,
+                stacklevel=2,
+            )
+        return super().formula(op, scores, labels)
 
 
 class NLLLoss(_ClassLoss):

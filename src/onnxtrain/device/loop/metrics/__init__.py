@@ -8,7 +8,6 @@ as functions of outputs and labels.
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -54,6 +53,17 @@ _NAMED: dict[str, type[Metric]] = {
     "rmse": RootMeanSquaredError,
 }
 
+# Settings in words, and how they are read.
+_SETTINGS: dict[str, Callable[[str], Any]] = {
+    "class_axis": int,
+    "ignore_index": lambda value: None if value == "none" else int(value),
+    "threshold": float,
+    "binary": lambda value: {"true": True, "false": False}[value],
+    "average": str,
+    "output": str,
+    "labels": str,
+}
+
 MetricLike = str | Metric | Callable[[Any, Any], Any]
 
 
@@ -67,7 +77,7 @@ def make_metric(metric: MetricLike) -> Metric:
         kind = _NAMED.get(name) if top is None else partial(TopK, int(top[1]))
         if kind is not None:
             return _with_settings(kind, settings, metric)
-        close = difflib.get_close_matches(metric, [*_NAMED, "top5"], 1)
+        close = difflib.get_close_matches(name, [*_NAMED, "top5"], 1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ArgumentError(
             f"there is no metric {metric!r}: {hint}the names are {', '.join(_NAMED)} and top1, "
@@ -86,12 +96,11 @@ def _with_settings(kind: Callable[..., Metric], settings: str, metric: str) -> M
     try:
         for item in filter(None, settings.split(",")):
             key, _, value = (part.strip() for part in item.partition("="))
-            is_word = key in ("average", "output", "labels")
-            given[key] = value if is_word else json.loads(value.lower())
+            given[key] = _SETTINGS[key](value.lower() if key not in ("output", "labels") else value)
         return kind(**given)
     except ArgumentError:
         raise
-    except (TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         raise ArgumentError(
             f"the metric {metric!r} has settings that it does not take: they are written "
             "name=value, such as accuracy:ignore_index=-100,class_axis=-1"

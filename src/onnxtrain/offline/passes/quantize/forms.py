@@ -74,7 +74,7 @@ def note_on_turned(graph: ir.Graph) -> tuple[str, ...]:
     if not turned:
         return ()
     some = ", ".join(map(repr, turned[:_SHOWN])) + (" ..." if len(turned) > _SHOWN else "")
-    return (f"{len(turned)} weights are stored transposed, as [inputs, outputs]: {some}.",)
+    return (f"Stored transposed, as [inputs, outputs]: {some}.",)
 
 
 def _join_bias(op: Ops, product: ir.Node) -> None:
