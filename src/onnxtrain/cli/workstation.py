@@ -48,6 +48,7 @@ def inspect_command(options: argparse.Namespace, console: Console) -> int:
 
 def prepare_command(options: argparse.Namespace, console: Console) -> int:
     """Write the artifacts of a model."""
+    from onnxtrain.cli.device import TRAINED
     from onnxtrain.offline.prepare import prepare
 
     same = (
@@ -81,6 +82,12 @@ def prepare_command(options: argparse.Namespace, console: Console) -> int:
         "notes": made.notes,
     }
     console.result(content, str(made))
+    run = made.directory / TRAINED
+    if run.exists():
+        console.note(
+            f"note: {run} is a run of earlier artifacts; if these are others, it does not fit: "
+            "train --restart replaces it"
+        )
     return 0
 
 
