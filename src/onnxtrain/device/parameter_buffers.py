@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from onnxtrain.device.export.layout import stored_shapes
 from onnxtrain.device.parameters import checked
+from onnxtrain.device.run.binding import as_ortvalue
 from onnxtrain.device.run.executors import TrainExecutor, require_values
 from onnxtrain.errors import ArgumentError, StateError, UnknownNameError
 from onnxtrain.format.checkpoint.content import Array
@@ -74,7 +74,7 @@ class ParameterBuffers:
             self._require_floats(names)
             arrays = [self.training_state.value_of(name).reshape(-1) for name in names]
             buffer = np.concatenate([np.empty(0, np.float32), *arrays])
-            return ort.OrtValue.ortvalue_from_numpy(buffer)
+            return as_ortvalue(buffer)
 
     def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
         """Set all parameters from an array or `OrtValue` as `get_contiguous_parameters` returns.

@@ -410,5 +410,15 @@ def as_array(value: Any) -> Array:
 
 
 def as_ortvalue(value: Any) -> Any:
-    """Return what a run gave as onnxruntime's value."""
-    return ort.OrtValue.ortvalue_from_numpy(value) if isinstance(value, np.ndarray) else value
+    """Return what a run gave as a value that owns its memory.
+
+    One made of an array borrows it: `.numpy()` of such a value is left without it.
+    """
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype.kind not in "fiub":
+        return ort.OrtValue.ortvalue_from_numpy(value)  # texts are copied
+    owner = ort.OrtValue.ortvalue_from_shape_and_type(list(value.shape), value.dtype.type)
+    if value.size:
+        owner.update_inplace(np.ascontiguousarray(value))
+    return owner

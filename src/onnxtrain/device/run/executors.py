@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import onnxruntime as ort
 
-from onnxtrain.device.run.binding import Binding, Variable, as_array, as_ortvalue
+from onnxtrain.device.run.binding import Binding, Variable, as_array
 from onnxtrain.device.run.graph import Graph
 from onnxtrain.device.run.graph_signature import (
     check_belongs,
@@ -207,7 +208,7 @@ class TrainExecutor(Executor):
         if earlier is None or earlier.shape != shape:
             dtype = ELEMENT_TYPES[self.signature.inputs[index].element_type].dtype
             earlier = np.zeros(shape, dtype)
-        return as_ortvalue(earlier)
+        return ort.OrtValue.ortvalue_from_numpy(earlier)
 
 
 class StepExecutor(Executor):

@@ -27,9 +27,10 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
     So are initializers that are inputs too: their data are a default, which inference must not use.
     """
     graph = model.graph
+    stored = list(graph.initializers.values())
     large = [
         v
-        for v in graph.initializers.values()
+        for v in stored
         if v.is_graph_input() or (v.const_value is not None and v.const_value.nbytes > SMALL)
     ]
     declared = len(graph.inputs)
@@ -42,7 +43,9 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
     finally:
         while len(graph.inputs) > declared:
             graph.inputs.pop()  # del of a slice would leave the values marked as inputs
-        for value in large:
+        # Where they were: their order is that of parameters in buffers, as in onnxruntime 1.19.2.
+        for value in stored if large else ():
+            graph.initializers.pop(value.name or "", None)
             graph.initializers.add(value)
 
 
