@@ -240,6 +240,25 @@ def test_a_weight_that_a_branch_reads_too_is_left_alone() -> None:
     assert "matrix" not in {layer.weight for layer in find_sparse_layers(given.graph)}
 
 
+def test_weights_of_constant_nodes(tmp_path: Path) -> None:
+    """As converters of Paddle write them."""
+    given = network()
+    tensors = {t.name: t for t in given.graph.initializer if t.name in SHAPES}
+    kept = [t for t in given.graph.initializer if t.name not in SHAPES]
+    del given.graph.initializer[:]
+    given.graph.initializer.extend(kept)
+    nodes = [node("Constant", [], [name], value=tensor) for name, tensor in tensors.items()]
+    nodes += given.graph.node
+    del given.graph.node[:]
+    given.graph.node.extend(nodes)
+    data = [(X, LABELS)]
+    made = prepare(given, tmp_path / "a", train=Sparse("20KB", data=data))
+    assert (
+        made.trainable
+        == prepare(network(), tmp_path / "b", train=Sparse("20KB", data=data)).trainable
+    )
+
+
 def test_models_without_layers(tmp_path: Path) -> None:
     scaled = model(
         [node("Mul", ["x", "scale"], ["y"])],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from onnx import helper, numpy_helper, parser
 
 import onnxtrain
+from onnxtrain.errors import TrainingWarning
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.graph.infer import infer_shapes
 
@@ -215,3 +217,58 @@ def test_declared_shapes_of_other_domains_stay() -> None:
     infer_shapes(loaded)
     found = next(v for n in loaded.graph for v in n.outputs if v.name == "f")
     assert found.shape is not None and len(found.shape) == 2
+
+
+# ---- probabilities, and nodes in any order -------------------------------------------------------
+
+ENDS = {
+    "written out": "e=Exp(h) t=ReduceSum<keepdims=1>(e,last) y=Div(e,t)",
+    "expanded": "e=Exp(h) t=ReduceSum<keepdims=1>(e,last) s=Shape(e) u=Expand(t,s) y=Div(e,u)",
+    "integers": "p=Softmax(h) q=QuantizeLinear(p,scale,zero) y=DequantizeLinear(q,scale,zero)",
+    "branches": "p=Softmax(h) y=If(flag)<then_branch=t() => (float[B,3] a) {a=Identity(p)}, "
+                "else_branch=e() => (float[B,3] b) {b0=Softmax(h) b=Identity(b0)}>",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=list(ENDS))
+def test_probabilities_in_other_forms_are_warned_of(end: str, tmp_path: Path) -> None:
+    model = parsed(
+        f"g (float[B,4] x) => (float[B,3] y) {{ h=MatMul(x,w) {end} }}",
+        {"w": normal(4, 3), "last": np.array([-1]), "scale": np.float32(1 / 255),
+         "zero": np.uint8(0), "flag": np.array(True)},
+    )  # fmt: skip
+    with pytest.warns(TrainingWarning, match="'y' comes out of a Softmax.* from 'h'"):
+        onnxtrain.prepare(model, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TrainingWarning)
+        onnxtrain.prepare(model, tmp_path, of="h")
+
+
+def test_a_quotient_of_other_powers_is_none(tmp_path: Path) -> None:
+    end = "e=Exp(h) n=Neg(h) f=Exp(n) t=ReduceSum<keepdims=1>(f,last) y=Div(e,t)"
+    model = parsed(
+        f"g (float[B,4] x) => (float[B,3] y) {{ h=MatMul(x,w) {end} }}",
+        {"w": normal(4, 3), "last": np.array([-1])},
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TrainingWarning)
+        onnxtrain.prepare(model, tmp_path)
+
+
+def test_nodes_in_any_order(tmp_path: Path) -> None:
+    """onnxruntime computes such models, and writes them where it converts to float16."""
+    body = "m=MatMul(x,w) r=Relu(m) y=If(flag)<then_branch=t() => (float[B,3] a) {a=Identity(r)}, "
+    body += "else_branch=e() => (float[B,3] b) {b=Neg(r)}>"
+    given = parsed(
+        f"g (float[B,4] x) => (float[B,3] y) {{ {body} }}",
+        {"w": normal(4, 3), "flag": np.array(True)},
+    )
+    expected = onnxtrain.prepare(given, tmp_path / "sorted", loss="mse").trainable
+    nodes = list(given.graph.node)[::-1]
+    del given.graph.node[:]
+    given.graph.node.extend(nodes)
+    assert onnxtrain.prepare(given, tmp_path / "turned", loss="mse").trainable == expected
+    first, second = (
+        (tmp_path / name / "training_model.onnx").read_bytes() for name in ("sorted", "turned")
+    )
+    assert first == second

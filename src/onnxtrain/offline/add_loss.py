@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,10 @@ _INSIDE_LOSS = {
     losses.BCEWithLogitsLoss: "Sigmoid",
 }
 _TO_PROBABILITIES = frozenset(_INSIDE_LOSS.values())
+# What makes probabilities of probabilities.
+_KEEPS_PROBABILITIES = REORDERS | {
+    "Identity", "Cast", "QuantizeLinear", "DequantizeLinear", "Expand", "ReduceMean",
+}  # fmt: skip
 # The same for whoever uses the trained model. The softmax of log-probabilities is probabilities.
 _ACTIVATIONS = {
     losses.CrossEntropyLoss: "softmax",
@@ -88,7 +92,9 @@ def add_loss(
             "generate_artifacts)"
         )
     if isinstance(loss, str) and is_built_in:
+        given = names
         names, notes = _before_activation(forward, names, block)
+        forward = forward if names == given else _with_rank_of(forward, names[0], given[0])
     _warn_of_probabilities(forward, names[0], block)
     try:
         inspect.signature(block.build).bind(*names)
@@ -166,25 +172,77 @@ def _before_activation(
     return [before, *names[1:]], (note,)
 
 
+def _with_rank_of(model: onnx.ModelProto, name: str, like: str) -> onnx.ModelProto:
+    """Declare as many axes for a value as for another of its shape, if nothing tells its own.
+
+    Sizes are not taken over: those that outputs are declared with are often wrong.
+    """
+    graph = model.graph
+    stated = {info.name: info for info in (*graph.value_info, *graph.output, *graph.input)}
+    if name in stated or like not in stated:
+        return model
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    made.graph.value_info.add().CopyFrom(stated[like])
+    made.graph.value_info[-1].name = name
+    for dim in made.graph.value_info[-1].type.tensor_type.shape.dim:
+        dim.Clear()
+    return made
+
+
 def _warn_of_probabilities(model: onnx.ModelProto, name: str, block: Block) -> None:
     """Warn of a loss that takes scores and is given probabilities, perhaps in another shape."""
-    maker = _maker(model, name)
-    while maker is not None and maker.op_type in REORDERS:
-        maker = _maker(model, maker.input[0])
-    if type(block) in _INSIDE_LOSS and maker is not None and maker.op_type in _TO_PROBABILITIES:
+    found = _scores_behind(model.graph, name) if type(block) in _INSIDE_LOSS else None
+    if found is not None:
+        operator, scores = found
         warnings.warn(
-            f"{type(block).__name__} takes scores, and {name!r} comes out of a {maker.op_type}: "
-            f"training would be slow or fail. Compute the loss from {maker.input[0]!r} (of=..., "
+            f"{type(block).__name__} takes scores, and {name!r} comes out of a {operator}: "
+            f"training would be slow or fail. Compute the loss from {scores!r} (of=..., "
             "or loss_input_names=[...] in generate_artifacts).",
             TrainingWarning,
             stacklevel=5,
         )
 
 
+def _scores_behind(
+    graph: onnx.GraphProto, name: str, around: Mapping[str, onnx.NodeProto] | None = None
+) -> tuple[str, str] | None:
+    """Return what makes probabilities of which value, if a value is made of such.
+
+    `around` are the makers of the values that a body of an If reads.
+    """
+    makers = {**(around or {}), **{v: node for node in graph.node for v in node.output}}
+    maker = _behind(makers, name, _KEEPS_PROBABILITIES)
+    if maker is None:
+        return None
+    operator = maker.op_type.removeprefix("QLinear")
+    if operator in _TO_PROBABILITIES:
+        return operator, maker.input[0]
+    if operator == "If":
+        place = next((i for i, v in enumerate(maker.output) if v == name), 0)
+        bodies = [attribute.g for attribute in maker.attribute if attribute.HasField("g")]
+        inner = (_scores_behind(body, body.output[place].name, makers) for body in bodies)
+        return next((found for found in inner if found is not None), None)
+    if operator != "Div":
+        return None
+    powers = _behind(makers, maker.input[0], {"Identity"})
+    total = _behind(makers, maker.input[1], _KEEPS_PROBABILITIES)
+    is_softmax = powers is not None and powers.op_type == "Exp" and total is not None
+    if powers is None or total is None or not is_softmax or total.op_type != "ReduceSum":
+        return None
+    return ("Softmax", powers.input[0]) if total.input[0] in powers.output else None
+
+
+def _behind(
+    makers: Mapping[str, onnx.NodeProto], name: str, passed: Collection[str]
+) -> onnx.NodeProto | None:
+    maker = makers.get(name)
+    while maker is not None and maker.op_type in passed:
+        maker = makers.get(maker.input[0])
+    return maker
+
+
 def _maker(model: onnx.ModelProto, name: str) -> onnx.NodeProto | None:
     """Return the node that computes a value, before any Identity."""
     makers = {output: node for node in model.graph.node for output in node.output}
-    maker = makers.get(name)
-    while maker is not None and maker.op_type == "Identity":
-        maker = makers.get(maker.input[0])
-    return maker
+    return _behind(makers, name, {"Identity"})

@@ -13,6 +13,7 @@ from onnxtrain.format.model_metadata import PREFIX, ModelMetadata
 from onnxtrain.offline.add_loss import Loss
 from onnxtrain.offline.blocks.values import defined_names
 from onnxtrain.offline.frontend.load import ModelLike, read_model, require_outputs
+from onnxtrain.offline.frontend.node_order import in_order
 from onnxtrain.offline.frontend.wellformed import require_well_formed
 from onnxtrain.offline.graph.versions import FLOOR_OPSET, NOTED_OPSET
 from onnxtrain.offline.lora import Lora
@@ -77,6 +78,7 @@ def forward_model(
     proto, path = read_model(model)
     require_outputs(proto, "the model")
     require_well_formed(proto, "the model")
+    proto = in_order(proto)
     properties = {entry.key: entry.value for entry in proto.metadata_props}
     if classes is not None:
         properties.pop(f"{PREFIX}classes", None)  # those of the layer that is gone

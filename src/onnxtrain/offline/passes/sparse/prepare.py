@@ -17,6 +17,7 @@ from onnxtrain.offline.graph.infer import skeleton
 from onnxtrain.offline.graph.op_facts import ADDITIVE, NORMS
 from onnxtrain.offline.memory import likely_sizes, megabytes, shapes_of
 from onnxtrain.offline.optimizers import Optimizer
+from onnxtrain.offline.passes.lora.graph_index import operator_of
 from onnxtrain.offline.passes.sparse.add import add_rows
 from onnxtrain.offline.passes.sparse.choose import Choice, Cost, choose_channels
 from onnxtrain.offline.passes.sparse.gain import Batch, as_batches, channel_gains
@@ -54,6 +55,7 @@ def add_sparse(
 
     The gain is measured on the data of `sparse`, with the loss that training will have.
     """
+    proto = _without_constants(proto)
     with_loss, outputs, brought, *_ = add_loss(proto, path, loss, of, ())
     canonical = canonical_model(with_loss, located=True)
     found = survey(canonical, outputs[0], brought)
@@ -86,6 +88,27 @@ def add_sparse(
         )
     made, rows = add_rows(proto, path, choice.channels, layers)
     return SparseModel(made, rows, _note(choice, layers, sizes, sparse))
+
+
+def _without_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model whose Constant nodes of floats are initializers; some have no others."""
+    found = {
+        node.output[0]: node.attribute[0].t
+        for node in proto.graph.node
+        if operator_of(node) == "Constant" and node.attribute[0].name == "value"
+        and node.attribute[0].t.data_type == onnx.TensorProto.FLOAT
+    }  # fmt: skip
+    if not found:
+        return proto
+    made = onnx.ModelProto()
+    made.CopyFrom(proto)
+    nodes = [node for node in made.graph.node if node.output[0] not in found]
+    del made.graph.node[:]
+    made.graph.node.extend(nodes)
+    for name, tensor in found.items():
+        made.graph.initializer.add().CopyFrom(tensor)
+        made.graph.initializer[-1].name = name
+    return made
 
 
 def _sizes_of_weights(weight: Array, axis: int) -> Array:
