@@ -285,3 +285,15 @@ def test_settings_in_words() -> None:
     for wrong in ("accuracy:class_axis=1.0", "accuracy:binary=2", "top3:ignore_index=[1]"):
         with pytest.raises(ArgumentError, match="has settings that it does not take"):
             make_metric(wrong)
+
+
+def test_metrics_follow_the_loss_where_nothing_else_was_said() -> None:
+    metric = Accuracy()
+    metric.follow({"class_axis": -1, "ignore_index": -100, "shift": 1})
+    assert (metric.class_axis, metric.ignore_index, metric.shift) == (-1, -100, 1)
+    metric = Accuracy(class_axis=2, ignore_index=3)
+    metric.follow({"class_axis": -1, "ignore_index": -100})
+    assert (metric.class_axis, metric.ignore_index, metric.shift) == (2, 3, 0)
+    metric = Accuracy()
+    metric.follow({"ignore_index": 0})  # a class that may well be meant to count
+    assert metric.ignore_index is None

@@ -360,8 +360,6 @@ def _accuracy(session: TrainingSession, output: str, labels: tuple[int, ...]) ->
     axis = layout.get("class_axis", 1)
     evaluation = session.module.evaluation_executor
     dims = None if evaluation is None else evaluation.graph.model.output_dims(output)
-    if layout.get("shift"):
-        return []
     if dims is not None and len(dims) > 2 and "class_axis" not in layout:
         without = [*dims[:axis], *dims[axis + 1 :]]
         if len(without) != len(labels) or any(

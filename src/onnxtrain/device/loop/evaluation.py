@@ -10,7 +10,7 @@ import numpy as np
 
 from onnxtrain.device.checks import at_least
 from onnxtrain.device.loop.batches import Batch, Source, as_array, loss_of, make_source
-from onnxtrain.device.loop.metrics import Metric, MetricLike, make_metrics
+from onnxtrain.device.loop.metrics import ClassMetric, Metric, MetricLike, make_metrics
 from onnxtrain.device.loop.nan_guard import bad_data
 from onnxtrain.device.loop.weights import ClassWeight, with_weights, without_weights
 from onnxtrain.errors import ArgumentError, NonFiniteError, OnnxTrainError
@@ -68,6 +68,10 @@ class Evaluation:
         self._metrics = metrics
         outputs = session.output_names(training=False)
         labels = [value.name for value in without_weights(inputs)]
+        layout = session.metadata.labels
+        for metric in metrics.values():
+            if layout and isinstance(metric, ClassMetric):
+                metric.follow(layout)
         self._places = {name: _places(name, m, outputs, labels) for name, m in metrics.items()}
 
     def run(self, epoch: int) -> dict[str, Any]:

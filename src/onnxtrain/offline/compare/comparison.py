@@ -72,7 +72,8 @@ def compare(
     notes = list[str]()
     if samples.left_out:
         notes.append(f"the last {samples.left_out} samples do not fill a batch and are left out")
-    scores = Scores(metrics, (one.name, other.name), samples.has_labels)
+    layout = one.layout or other.layout
+    scores = Scores(metrics, (one.name, other.name), samples.has_labels, layout)
     errors, count = _run_all(one, other, pairs, chosen, samples, scores, notes)
     values = scores.values()
     times = _latencies(one, other, samples) if latency else {}

@@ -16,6 +16,7 @@ from onnxtrain.device.run.graph import value_type
 from onnxtrain.errors import ArgumentError, InputError, ModelError, RunError
 from onnxtrain.format.element_types import ELEMENT_TYPES
 from onnxtrain.format.model.file import ValueType
+from onnxtrain.format.model_metadata import ModelMetadata
 from onnxtrain.offline.frontend.external_data import tensors_of
 from onnxtrain.offline.frontend.load import ModelLike, load, read_model
 
@@ -40,6 +41,15 @@ class OpenModel:
         """The number of samples that the model takes, if it takes no other."""
         first = self.inputs[0].dims if self.inputs else None
         return first[0] if first and isinstance(first[0], int) else None
+
+    @property
+    def layout(self) -> dict[str, int]:
+        """How the loss that the model was trained with reads labels, as far as it says."""
+        properties = {entry.key: entry.value for entry in self.proto.metadata_props}
+        try:
+            return ModelMetadata.of(properties).labels
+        except ValueError:  # of what others wrote
+            return {}
 
     def run(self, names: Sequence[str], feeds: Feeds) -> list[Array]:
         """Return some outputs."""

@@ -19,8 +19,14 @@ Metrics = MetricLike | Iterable[MetricLike] | Mapping[str, MetricLike]
 class Scores:
     """Metrics of two models over batches, and their agreement."""
 
-    def __init__(self, metrics: Metrics | None, names: Sequence[str], has_labels: bool) -> None:
-        self._given, self._names = metrics, names
+    def __init__(
+        self,
+        metrics: Metrics | None,
+        names: Sequence[str],
+        has_labels: bool,
+        layout: Mapping[str, int] | None = None,
+    ) -> None:
+        self._given, self._names, self._layout = metrics, names, layout or {}
         self._metrics: list[dict[str, Metric]] = []
         self._same = self._count = 0
         if metrics is not None and not has_labels and make_metrics(metrics):
@@ -46,7 +52,10 @@ class Scores:
     def _made(self, output: Array, labels: Array, axis: int | None) -> list[dict[str, Metric]]:
         metrics = make_metrics(self._usual(output, labels) if self._given is None else self._given)
         for metric in metrics.values():
-            if isinstance(metric, ClassMetric) and metric.class_axis == 1 and axis is not None:
+            if not isinstance(metric, ClassMetric):
+                continue
+            metric.follow(self._layout)
+            if metric.class_axis == 1 and axis is not None:
                 metric.class_axis = axis
         return [copy.deepcopy(metrics) for _ in range(2)]
 

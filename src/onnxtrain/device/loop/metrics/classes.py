@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,8 @@ class ClassMetric(Metric):
     Labels that equal `ignore_index` do not count.
     """
 
+    shift = 0  # how many elements later the label of an element is
+
     def __init__(
         self,
         class_axis: int = 1,
@@ -45,6 +48,15 @@ class ClassMetric(Metric):
         self.binary = binary
         self._one_score = False
         super().__init__(output, labels)
+
+    def follow(self, layout: Mapping[str, int]) -> None:
+        """Read labels as the loss does (`ModelMetadata.labels`), where nothing else was said."""
+        self.shift = layout.get("shift", 0)
+        if self.class_axis == 1:
+            self.class_axis = layout.get("class_axis", 1)
+        mark = layout.get("ignore_index", 0)
+        if self.ignore_index is None and mark < 0:  # which is no class that could be meant
+            self.ignore_index = mark
 
     def read(self, outputs: npt.ArrayLike, labels: npt.ArrayLike) -> Predictions:
         """Return the predicted and the true classes of a batch."""
@@ -67,6 +79,8 @@ class ClassMetric(Metric):
     def _rows(self, scores: Array, labels: Array) -> tuple[Array, Array]:
         """Return the scores as (elements, classes) and the classes of these elements."""
         axis = self._axis(scores.shape)
+        if self.shift and scores.shape[:2] == labels.shape[:2]:
+            scores, labels = scores[:, : -self.shift], labels[:, self.shift :]
         classes = scores.shape[axis]
         without = scores.shape[:axis] + scores.shape[axis + 1 :]
         if labels.shape not in (without, (*without[:axis], 1, *without[axis:])):
