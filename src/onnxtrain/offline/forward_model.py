@@ -13,7 +13,6 @@ from onnxtrain.format.model_metadata import PREFIX, ModelMetadata
 from onnxtrain.offline.add_loss import Loss
 from onnxtrain.offline.blocks.values import defined_names
 from onnxtrain.offline.frontend.load import ModelLike, read_model, require_outputs
-from onnxtrain.offline.frontend.node_order import in_order
 from onnxtrain.offline.frontend.wellformed import require_well_formed
 from onnxtrain.offline.graph.versions import FLOOR_OPSET, NOTED_OPSET
 from onnxtrain.offline.lora import Lora
@@ -21,6 +20,7 @@ from onnxtrain.offline.optimizers import Optimizer
 from onnxtrain.offline.passes.decoder_inputs import read_whole_sequences
 from onnxtrain.offline.passes.dynamic_batch import with_dynamic_batch
 from onnxtrain.offline.passes.lora.add import Adapted, add_lora
+from onnxtrain.offline.passes.node_order import in_order
 from onnxtrain.offline.passes.replace_classifier import replace_classifier
 from onnxtrain.offline.passes.sparse.prepare import add_sparse
 from onnxtrain.offline.selection import listed
