@@ -18,7 +18,7 @@ from onnxtrain.offline.blocks.accessor import base
 from onnxtrain.offline.blocks.block import Block, names_of
 from onnxtrain.offline.blocks.operators import PassThrough
 from onnxtrain.offline.blocks.values import defined_names, locate
-from onnxtrain.offline.graph.op_facts import REORDERS
+from onnxtrain.offline.graph.op_facts import KEEPS_PROBABILITIES
 from onnxtrain.offline.losses.loss import with_sample_weights
 from onnxtrain.offline.named import make_named
 from onnxtrain.offline.selection import list_of_names, listed
@@ -31,10 +31,6 @@ _INSIDE_LOSS = {
     losses.BCEWithLogitsLoss: "Sigmoid",
 }
 _TO_PROBABILITIES = frozenset(_INSIDE_LOSS.values())
-# What makes probabilities of probabilities.
-_KEEPS_PROBABILITIES = REORDERS | {
-    "Identity", "Cast", "QuantizeLinear", "DequantizeLinear", "Expand", "ReduceMean",
-}  # fmt: skip
 # The same for whoever uses the trained model. The softmax of log-probabilities is probabilities.
 _ACTIVATIONS = {
     losses.CrossEntropyLoss: "softmax",
@@ -212,7 +208,7 @@ def _scores_behind(
     `around` are the makers of the values that a body of an If reads.
     """
     makers = {**(around or {}), **{v: node for node in graph.node for v in node.output}}
-    maker = _behind(makers, name, _KEEPS_PROBABILITIES)
+    maker = _behind(makers, name, KEEPS_PROBABILITIES)
     if maker is None:
         return None
     operator = maker.op_type.removeprefix("QLinear")
@@ -226,7 +222,7 @@ def _scores_behind(
     if operator != "Div":
         return None
     powers = _behind(makers, maker.input[0], {"Identity"})
-    total = _behind(makers, maker.input[1], _KEEPS_PROBABILITIES)
+    total = _behind(makers, maker.input[1], KEEPS_PROBABILITIES)
     is_softmax = powers is not None and powers.op_type == "Exp" and total is not None
     if powers is None or total is None or not is_softmax or total.op_type != "ReduceSum":
         return None

@@ -53,6 +53,8 @@ REARRANGES = VIEWS | _ops("Cast Expand Gather Slice Transpose")
 WRITTEN_ANEW = _ops("MatMul Reshape Transpose")
 # The output has the elements of the input, in another order or several times.
 REORDERS = VIEWS | _ops("Cast CastLike Expand Pad Tile Transpose")
+# What makes probabilities of probabilities.
+KEEPS_PROBABILITIES = REORDERS | _ops("DequantizeLinear Identity QuantizeLinear ReduceMean")
 TAKES_PARTS = _ops("Gather Slice Split")  # the output has some of the elements
 # The output has the channels of the input.
 KEEPS_CHANNELS = REORDERS | TAKES_PARTS | ACTIVATIONS | POOLS | REDUCTIONS | _ops(
