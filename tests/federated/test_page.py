@@ -32,7 +32,7 @@ def test_the_page_runs(tmp_path) -> None:
     assert (tmp_path / "global.onnx").exists()
     assert all((tmp_path / "device" / f"mine-{i}.onnx").exists() for i in (0, 1))
     assert (tmp_path / "device" / "client-1.npz").exists()
-    assert "['fc2.bias', 'fc2.weight']" in done.stdout
+    assert "['fc2.weight', 'fc2.bias']" in done.stdout
 
 
 def test_the_usual_client_and_server_take_five_lines() -> None:
