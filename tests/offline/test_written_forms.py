@@ -14,7 +14,7 @@ import pytest
 from onnx import helper, numpy_helper, parser
 
 import onnxtrain
-from onnxtrain.errors import TrainingWarning
+from onnxtrain.errors import OnnxTrainError, TrainingWarning
 from onnxtrain.offline.frontend.canonical_model import canonical_model
 from onnxtrain.offline.graph.infer import infer_shapes
 
@@ -272,3 +272,34 @@ def test_nodes_in_any_order(tmp_path: Path) -> None:
         (tmp_path / name / "training_model.onnx").read_bytes() for name in ("sorted", "turned")
     )
     assert first == second
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    ["z=Identity(y) y=Identity(z)", "y=Softmax()", "y=Div(x)",
+     "y=If(x)<then_branch=t() => (float[B,4] a) {a=Identity(y)}, "
+     "else_branch=e() => (float[B,4] b) {b=Identity(y)}>"],
+    ids=["cycle", "no input", "one input", "a branch that reads its own result"],
+)  # fmt: skip
+def test_nonsense_behind_an_output_is_refused(nodes: str, tmp_path: Path) -> None:
+    model = parsed(f"g (float[B,4] x) => (float[B,4] y) {{ {nodes} }}", {})
+    with pytest.raises(OnnxTrainError, match=r"^(?!.*report it)"):
+        onnxtrain.prepare(model, tmp_path)
+
+
+def test_a_branch_gives_the_output_that_is_read(tmp_path: Path) -> None:
+    """The second result of the If is probabilities, the first are scores."""
+    branches = ", ".join(
+        f"{name}=b() => (float[B,3] s{name}, float[B,3] p{name}) "
+        f"{{s{name}=Identity(h) p{name}=Softmax(h)}}" for name in ("then_branch", "else_branch")
+    )  # fmt: skip
+    for output, has_warning in (("p", True), ("s", False)):
+        text = f"h=MatMul(x,w) s,p=If(flag)<{branches}> y=Identity({output})"
+        model = parsed(
+            f"g (float[B,4] x) => (float[B,3] y) {{ {text} }}",
+            {"w": normal(4, 3), "flag": np.array(True)},
+        )
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always", TrainingWarning)
+            onnxtrain.prepare(model, tmp_path / output)
+        assert any("Softmax" in str(each.message) for each in found) is has_warning

@@ -125,12 +125,10 @@ def _layout(block: Block) -> dict[str, int]:
     """Return what is unusual about the labels of a loss of classes."""
     if not isinstance(block, losses.CrossEntropyLoss | losses.NLLLoss):
         return {}
-    shift = int(isinstance(block, losses.NextTokenLoss))
-    found = {"class_axis": block.class_axis, "ignore_index": block.ignore_index, "shift": shift}
-    usual = {"class_axis": 1, "ignore_index": None, "shift": 0}
-    return {
-        key: int(value) for key, value in found.items() if value is not None and value != usual[key]
-    }
+    layout = {} if block.class_axis == 1 else {"class_axis": int(block.class_axis)}
+    if block.ignore_index is not None:
+        layout["ignore_index"] = int(block.ignore_index)
+    return layout | ({"shift": 1} if isinstance(block, losses.NextTokenLoss) else {})
 
 
 def _make_block(loss: Loss | None) -> Block:
@@ -158,7 +156,7 @@ def _before_activation(
 ) -> tuple[list[str], tuple[str, ...]]:
     """Skip a final Softmax or Sigmoid that the loss contains itself."""
     maker = _maker(model, names[0])
-    if maker is None or maker.op_type != _INSIDE_LOSS.get(type(block)):
+    if maker is None or not maker.input or maker.op_type != _INSIDE_LOSS.get(type(block)):
         return names, ()
     before = maker.input[0]
     note = (
@@ -208,37 +206,42 @@ def _scores_behind(
     `around` are the makers of the values that a body of an If reads.
     """
     makers = {**(around or {}), **{v: node for node in graph.node for v in node.output}}
-    maker = _behind(makers, name, KEEPS_PROBABILITIES)
-    if maker is None:
+    value = _behind(makers, name, KEEPS_PROBABILITIES)
+    maker = makers.get(value)
+    if maker is None or not maker.input:
         return None
     operator = maker.op_type.removeprefix("QLinear")
     if operator in _TO_PROBABILITIES:
         return operator, maker.input[0]
     if operator == "If":
-        place = next((i for i, v in enumerate(maker.output) if v == name), 0)
+        place = list(maker.output).index(value)
+        outer = {v: node for v, node in makers.items() if node is not maker}
         bodies = [attribute.g for attribute in maker.attribute if attribute.HasField("g")]
-        inner = (_scores_behind(body, body.output[place].name, makers) for body in bodies)
+        ends = [(body, v.name) for body in bodies for v in body.output[place : place + 1]]
+        inner = (_scores_behind(body, end, outer) for body, end in ends)
         return next((found for found in inner if found is not None), None)
-    if operator != "Div":
+    if operator != "Div" or len(maker.input) != 2:
         return None
     powers = _behind(makers, maker.input[0], {"Identity"})
-    total = _behind(makers, maker.input[1], KEEPS_PROBABILITIES)
-    is_softmax = powers is not None and powers.op_type == "Exp" and total is not None
-    if powers is None or total is None or not is_softmax or total.op_type != "ReduceSum":
-        return None
-    return ("Softmax", powers.input[0]) if total.input[0] in powers.output else None
+    total = makers.get(_behind(makers, maker.input[1], KEEPS_PROBABILITIES))
+    sums = total is not None and total.op_type == "ReduceSum" and list(total.input[:1]) == [powers]
+    exp = makers.get(powers)
+    is_softmax = sums and exp is not None and exp.op_type == "Exp" and len(exp.input) == 1
+    return ("Softmax", exp.input[0]) if is_softmax and exp is not None else None
 
 
-def _behind(
-    makers: Mapping[str, onnx.NodeProto], name: str, passed: Collection[str]
-) -> onnx.NodeProto | None:
-    maker = makers.get(name)
-    while maker is not None and maker.op_type in passed:
-        maker = makers.get(maker.input[0])
-    return maker
+def _behind(makers: Mapping[str, onnx.NodeProto], name: str, passed: Collection[str]) -> str:
+    """Return the value that others only pass on."""
+    seen = {name}
+    while (maker := makers.get(name)) is not None and maker.op_type in passed and maker.input:
+        name = maker.input[0]
+        if name in seen:  # a cycle, which is refused later
+            break
+        seen.add(name)
+    return name
 
 
 def _maker(model: onnx.ModelProto, name: str) -> onnx.NodeProto | None:
     """Return the node that computes a value, before any Identity."""
     makers = {output: node for node in model.graph.node for output in node.output}
-    return _behind(makers, name, {"Identity"})
+    return makers.get(_behind(makers, name, {"Identity"}))

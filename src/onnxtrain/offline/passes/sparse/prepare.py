@@ -93,16 +93,18 @@ def add_sparse(
 def _without_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model whose Constant nodes of floats are initializers; some have no others."""
     found = {
-        node.output[0]: node.attribute[0].t
+        name: attribute.t
         for node in proto.graph.node
-        if operator_of(node) == "Constant" and node.attribute[0].name == "value"
-        and node.attribute[0].t.data_type == onnx.TensorProto.FLOAT
-    }  # fmt: skip
+        if operator_of(node) == "Constant"
+        for name in node.output
+        for attribute in node.attribute
+        if attribute.name == "value" and attribute.t.data_type == onnx.TensorProto.FLOAT
+    }
     if not found:
         return proto
     made = onnx.ModelProto()
     made.CopyFrom(proto)
-    nodes = [node for node in made.graph.node if node.output[0] not in found]
+    nodes = [node for node in made.graph.node if found.keys().isdisjoint(node.output)]
     del made.graph.node[:]
     made.graph.node.extend(nodes)
     for name, tensor in found.items():
